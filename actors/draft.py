@@ -1,0 +1,89 @@
+"""Ray actor of a drafting tier: a thin asynchronous shell over a `Drafter`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats
+from actors.spec import DrafterSpec, ModelSpec
+
+DEFAULT_FACTORY = "actors.build:build_drafter"
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The callable that "package.module:name" names; imported late, because it pulls in PyTorch."""
+    module, _, name = path.partition(":")
+    factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return factory
+
+
+class DraftActor:
+    """Answers many concurrent `propose` calls. Never raises for one it cannot serve: the draft is empty then."""
+
+    def __init__(
+        self, model_spec: ModelSpec, drafter_spec: DrafterSpec, factory: str = DEFAULT_FACTORY,
+    ) -> None:
+        self._spec = model_spec
+        self._drafter = load_factory(factory)(model_spec, drafter_spec)
+        self._closed: dict[str, asyncio.Event] = {}
+        self._last_call: dict[str, float] = {}  # s, monotonic
+
+    async def propose(self, context: Context, num_tokens: int) -> Draft:
+        """At most `num_tokens` tokens after `context`."""
+        started = self._last_call[context.sequence_id] = time.monotonic()
+        try:
+            draft: Draft = await asyncio.wrap_future(self._drafter.propose(context, num_tokens))
+        except Exception as error:  # whatever happened, the round goes on without a draft and says why
+            reason = f"{type(error).__name__}: {error}"
+            draft = Draft(np.empty(0, np.int32), tier=self._spec.tier, error=reason,
+                          seconds=time.monotonic() - started)
+        if context.sequence_id in self._last_call:
+            self._last_call[context.sequence_id] = time.monotonic()
+        return draft
+
+    async def close(self, sequence_id: str) -> None:
+        """Forget a sequence; unknown ids are ignored."""
+        self._last_call.pop(sequence_id, None)
+        self._drafter.close(sequence_id)
+        event = self._closed.pop(sequence_id, None)
+        if event is not None:
+            event.set()
+
+    async def wait_closed(self, sequence_id: str) -> None:
+        """Return once the sequence was closed, or nobody has called for it during `idle_timeout_s`."""
+        event = self._closed.setdefault(sequence_id, asyncio.Event())
+        self._last_call.setdefault(sequence_id, time.monotonic())
+        while not event.is_set():
+            idle_s = time.monotonic() - self._last_call.get(sequence_id, 0.0)
+            if idle_s >= self._spec.idle_timeout_s:
+                await self.close(sequence_id)
+                return
+            try:
+                async with asyncio.timeout(self._spec.idle_timeout_s - idle_s + 0.01):
+                    await event.wait()
+            except TimeoutError:
+                continue  # somebody may have called meanwhile: look again
+
+    async def info(self) -> ReplicaInfo:
+        """What the replica says of itself."""
+        info: ReplicaInfo = self._drafter.info()
+        return info
+
+    async def stats(self) -> ReplicaStats:
+        """Current counters."""
+        stats: ReplicaStats = self._drafter.stats()
+        return stats
+
+    async def ping(self) -> bool:
+        """Answered by a live event loop."""
+        return True
+
+    async def hold(self) -> None:
+        """Never returns: its failure tells the caller at once that this actor died."""
+        await asyncio.Event().wait()

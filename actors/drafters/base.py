@@ -1,0 +1,32 @@
+"""The contract of a drafter: given the truth, propose up to k tokens."""
+
+from __future__ import annotations
+
+import abc
+from concurrent.futures import Future
+
+from actors.messages import Context, Draft, ReplicaStats
+
+
+class Drafter(abc.ABC):
+    """Proposes tokens for many sequences at once.
+
+    Everything a drafter holds is a cache that may vanish. A drafter never raises for a request it
+    cannot serve: it answers an empty `Draft` whose `error` says why, and the round goes on plain.
+    """
+
+    @abc.abstractmethod
+    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
+        """Queue a proposal of at most `num_tokens` tokens after `context` (0 < num_tokens)."""
+
+    @abc.abstractmethod
+    def close(self, sequence_id: str) -> None:
+        """Forget a sequence and free what it held; unknown ids are ignored."""
+
+    @abc.abstractmethod
+    def stats(self) -> ReplicaStats:
+        """Current counters."""
+
+    @abc.abstractmethod
+    def shutdown(self) -> None:
+        """Stop worker threads; pending proposals end with an error draft."""

@@ -1,0 +1,147 @@
+"""What crosses between actors: frozen dataclasses of numpy arrays and token ids, never tensors.
+
+Calls name the truth instead of deltas: a `Context` says which tokens a sequence consists of, and the
+actor truncates its KV cache to the common prefix and catches up. Rollback is therefore implicit and
+a retry is harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.sampling.params import SamplingParams
+
+Ids = npt.NDArray[np.int32]
+Probs = npt.NDArray[np.float32]
+
+
+class Origin(StrEnum):
+    """Where a committed token came from."""
+
+    ACCEPTED = "accepted"  # drafted below, kept by the verifier
+    RECOVERED = "recovered"  # put where the first rejected draft token stood
+    BONUS = "bonus"  # the extra token after a fully accepted draft
+    PLAIN = "plain"  # no draft was checked in this pass
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The tokens a sequence consists of, from `start` on; `[0, start)` is as the actor last held it."""
+
+    sequence_id: str
+    start: int  # tokens
+    tokens: Ids  # [num_tokens - start]
+    num_prompt_tokens: int
+    num_committed: int  # tokens decided by the target; only those may enter a prefix cache
+    sampling: SamplingParams
+    round: int  # grows with every call of this sequence; stale calls are refused, noise is keyed by it
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the whole sequence."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The law each token of a draft was really drawn from, as (id, probability) pairs.
+
+    A law may be truncated (top-m, renormalised): exactness needs only that the token was drawn from
+    *it*. Ragged: position i owns `[cu_len[i], cu_len[i + 1])`.
+    """
+
+    ids: Ids  # [sum of supports]
+    probs: Probs  # [sum of supports], float32; each position sums to 1
+    cu_len: Ids  # [num_tokens + 1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of positions."""
+        return len(self.cu_len) - 1
+
+    def at(self, position: int) -> tuple[Ids, Probs]:
+        """Support and probabilities of one position."""
+        a, b = int(self.cu_len[position]), int(self.cu_len[position + 1])
+        return self.ids[a:b], self.probs[a:b]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens. `laws` is None when ids suffice (greedy, coupled) or for a deterministic drafter."""
+
+    tokens: Ids  # [num_draft_tokens], possibly empty
+    laws: Laws | None = None
+    tier: int = 0
+    seconds: float = 0.0  # wall time spent drafting, queue included
+    error: str | None = None  # why the draft is empty although one was asked for
+    prefix_missing: bool = False  # the actor does not hold [0, start): call again with start = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the verifier's unmodified softmax at one committed token."""
+
+    logprob: float
+    top_ids: Ids  # [num_logprobs]
+    top_logprobs: npt.NDArray[np.float32]  # [num_logprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of one verify pass: accepted draft tokens followed by exactly one token of the verifier.
+
+    A verdict of a middle tier is a legal draft for the next one (`as_draft`): its tokens are
+    distributed as that tier's model.
+    """
+
+    tokens: Ids  # [num_accepted + 1]; empty if `error` or `prefix_missing`
+    num_accepted: int
+    num_draft: int  # draft tokens checked
+    last: Origin  # RECOVERED, BONUS or PLAIN
+    tier: int = 0
+    draft_tiers: tuple[int, ...] = ()  # [num_draft] tier that proposed each draft token
+    laws: Laws | None = None  # this tier's law of each of `tokens`; rejection modes, middle tiers only
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token when asked for
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0  # queue and forward pass in the verifier
+    error: str | None = None  # the request cannot go on (e.g. NaN logits in the target)
+    prefix_missing: bool = False
+    draft_error: str | None = None  # the draft came empty for this reason
+
+    def as_draft(self) -> Draft:
+        """This verdict read as the next tier's draft."""
+        return Draft(
+            tokens=self.tokens, laws=self.laws, tier=self.tier, error=self.error,
+            prefix_missing=self.prefix_missing, seconds=self.draft_seconds + self.verify_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """What a replica says of itself when it is ready."""
+
+    tier: int
+    model: str
+    vocab_size: int  # rows of the output head, padding included
+    max_context_tokens: int
+    num_pages: int
+    page_tokens: int
+    tokenizer_fingerprint: str  # equal fingerprints: equal id <-> text mapping
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """Counters of a replica, for tests, autoscaling and telemetry."""
+
+    num_sequences: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_pages: int
+    num_steps: int
+    num_rows: int
+    extra: dict[str, float] = field(default_factory=dict)

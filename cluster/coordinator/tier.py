@@ -1,0 +1,62 @@
+"""What the coordinator needs from a tier, whatever carries the calls (Ray actors, one process, emulation)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from actors.messages import Context, Draft, Verdict
+
+
+class DraftHandle(Protocol):
+    """A draft under way: its payload goes to the verifier without passing through the coordinator."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True when the draft is ready (or has failed) within `timeout_s`; transfers no payload."""
+
+    async def fetch(self) -> Draft:
+        """The payload itself. Raises `ReplicaLost` if its producer died."""
+
+
+class Lease(Protocol):
+    """A sequence's hold on one replica of a tier."""
+
+    @property
+    def replica_id(self) -> str:
+        """Identity of the replica, for logs and for avoiding it after a failure."""
+
+    @property
+    def revoked(self) -> bool:
+        """True once the replica is draining: finish the round, then lease elsewhere."""
+
+    def propose(self, context: Context, num_tokens: int) -> DraftHandle:
+        """Start drafting (tier 0). Returns at once."""
+
+    def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
+        """Verify the concatenation of `drafts` after `context`; none means a plain step.
+
+        Cancelling the awaitable abandons the call. Raises `ReplicaLost` when the replica died. A draft
+        whose producer died surfaces as `DraftLost`; the call may be repeated without it.
+        """
+
+    async def release(self) -> None:
+        """Give the replica back and free the sequence there. Idempotent; never raises for a dead replica."""
+
+
+class Tier(Protocol):
+    """One pool."""
+
+    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset()) -> Lease:
+        """Hold a replica. Raises `NoReplica` when none is to be had in time."""
+
+
+class ReplicaLost(Exception):
+    """The replica behind a lease died or was torn down."""
+
+
+class DraftLost(Exception):
+    """A draft passed to `verify` never came: its producer died or failed."""
+
+
+class NoReplica(Exception):
+    """No replica of the tier could be leased in time."""
