@@ -24,12 +24,13 @@ def load_factory(path: str) -> Callable[..., Any]:
 
 
 class DraftActor:
-    """Answers many concurrent `propose` calls. Never raises for one it cannot serve: the draft is empty then."""
+    """Answers many concurrent calls. A proposal it cannot serve is an empty draft, never an exception."""
 
     def __init__(
         self, model_spec: ModelSpec, drafter_spec: DrafterSpec, factory: str = DEFAULT_FACTORY,
     ) -> None:
         self._spec = model_spec
+        self._kind = drafter_spec.kind
         self._drafter = load_factory(factory)(model_spec, drafter_spec)
         self._closed: dict[str, asyncio.Event] = {}
         self._last_call: dict[str, float] = {}  # s, monotonic
@@ -72,8 +73,13 @@ class DraftActor:
 
     async def info(self) -> ReplicaInfo:
         """What the replica says of itself."""
-        info: ReplicaInfo = self._drafter.info()
-        return info
+        if hasattr(self._drafter, "info"):
+            info: ReplicaInfo = self._drafter.info()
+            return info
+        return ReplicaInfo(  # a drafter without a model has no vocabulary of its own: any tokenizer suits it
+            tier=self._spec.tier, model=self._kind, vocab_size=0, max_context_tokens=2**31 - 1,
+            num_pages=0, page_tokens=self._spec.page_tokens, tokenizer_fingerprint="",
+        )
 
     async def stats(self) -> ReplicaStats:
         """Current counters."""

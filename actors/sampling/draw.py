@@ -13,7 +13,6 @@ from actors.sampling.noise import coupled_uniforms, to_gumbel
 from actors.sampling.params import SamplingParams, VerifyMode
 from actors.sampling.processors import IdSequence, greedy_argmax, process
 
-
 _NEAR_NATS = 6.0  # ids this close to the best get their noise at once; any value gives the same result
 
 

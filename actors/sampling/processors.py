@@ -85,7 +85,7 @@ def greedy_argmax(
     history_ids: IdSequence,
     num_prompt_tokens: int,
 ) -> int:
-    """The id a greedy request takes: argmax of `greedy_logits`, the smallest id on ties. Raises `BadLogits`."""
+    """The id a greedy request takes: argmax of `greedy_logits`, smallest id on ties. Raises `BadLogits`."""
     if adjusts_logits(params, len(history_ids) - num_prompt_tokens):
         logits = greedy_logits(logits, params, history_ids, num_prompt_tokens)
     return checked_argmax(logits.unsqueeze(0))(0)

@@ -110,7 +110,7 @@ class KVManager:
 
         Returns the page copies `(from, to)` that must be made before anything is written: a page that
         is shared or cached is replaced by a copy. Copies of several calls must be applied in the order of
-        the calls, all of them before the writes of the step.
+        the calls (or all at once after `parallel_copies`), before the writes of the step.
         """
         held = self._get(sequence_id)
         if num_tokens <= max(held.writable, len(held.tokens)):
@@ -140,7 +140,7 @@ class KVManager:
         held = self._get(sequence_id)
         end = len(held.tokens) + len(token_ids)
         if end > max(held.writable, len(held.tokens)):
-            raise ValueError(f"{sequence_id}: {end} tokens, but only {held.writable} are reserved: reserve() first")
+            raise ValueError(f"{sequence_id}: {end} tokens but {held.writable} are reserved: reserve() first")
         held.tokens.extend(token_ids)
 
     def commit(self, sequence_id: str, num_tokens: int) -> None:
@@ -151,7 +151,7 @@ class KVManager:
         """
         held = self._get(sequence_id)
         if num_tokens > len(held.tokens):
-            raise ValueError(f"{sequence_id}: cannot commit {num_tokens} of {len(held.tokens)} written tokens")
+            raise ValueError(f"{sequence_id}: cannot commit {num_tokens} of {len(held.tokens)} tokens")
         held.committed = max(held.committed, num_tokens)
         for index in range(len(held.digests), held.committed // self.page_tokens):
             page_ids = held.tokens.view(index * self.page_tokens, (index + 1) * self.page_tokens)
@@ -222,7 +222,8 @@ class KVManager:
     def _check_page(self, sequence_id: str, held: _Held, index: int, page: int) -> None:
         start, length = index * self.page_tokens, len(held.tokens)
         end = start + self.page_tokens
-        if start < held.writable and end > length and held.writable > length and not self._ledger.writable(page):
+        reserved = max(start, length) < min(end, held.writable)
+        if reserved and not self._ledger.writable(page):
             raise IntegrityError(f"{sequence_id}: page {page} is shared or cached and yet writable")
         entry = self._ledger.cached(page)
         written = held.tokens.view(start, end).tobytes()

@@ -1,0 +1,94 @@
+"""Finding, checking and loading a model: a directory, a Hugging Face id, or `builtin:smollm2`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.loading.builtin import builtin_path, is_builtin
+from actors.loading.errors import ModelNotFound, UnsupportedModel, first_line
+from actors.loading.support import KVGeometry, check_supported, kv_geometry, max_context_tokens
+from actors.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = [
+    "DTYPES", "KVGeometry", "ModelNotFound", "UnsupportedModel", "check_supported", "kv_geometry",
+    "load_config", "load_model", "max_context_tokens", "resolve",
+]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve(model: str) -> Path | str:
+    """The directory that `model` names, or `model` itself if it can only be a Hugging Face id.
+
+    Raises:
+        ModelNotFound: it looks like a path, but there is no checkpoint.
+        BuiltinModelError: a built-in model that cannot be had.
+    """
+    if is_builtin(model):
+        return builtin_path(model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"{model} has no config.json: give the directory of a Hugging Face checkpoint")
+        return path
+    if path.is_file():
+        raise ModelNotFound(f"{model} is a file: give the directory of a Hugging Face checkpoint")
+    looks_like_path = model.startswith((".", "~", "/")) or model.count("/") > 1
+    if looks_like_path or not model.strip():
+        raise ModelNotFound(f"there is no directory {model!r}: check the path, or try builtin:smollm2")
+    return model
+
+
+def load_config(model: str) -> PreTrainedConfig:
+    """The model's configuration. Raises ModelNotFound, or UnsupportedModel if its architecture is unknown."""
+    source = resolve(model)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source)
+    except OSError as error:
+        raise not_found(model, source) from error
+    except ValueError as error:
+        raise UnsupportedModel(f"{model}: {first_line(error)}") from error
+    return config
+
+
+def load_model(spec: ModelSpec) -> PreTrainedModel:
+    """The whole model on `spec.device` in `spec.dtype`, for inference: eval mode, no gradients.
+
+    Weights are memory-mapped while they are read; thread settings are left alone.
+
+    Raises:
+        ModelNotFound: no checkpoint, or one without weights.
+        UnsupportedModel: see `check_supported`.
+    """
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise ValueError(f"dtype {spec.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+    source = resolve(spec.model)
+    config = load_config(spec.model)
+    check_supported(config)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
+    except OSError as error:
+        raise not_found(spec.model, source) from error
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(f"{spec.model} keeps a state that cannot take back a rejected draft")
+    model.to(spec.device)  # type: ignore[arg-type]
+    model.eval().requires_grad_(False)
+    return model
+
+
+def not_found(model: str, source: Path | str) -> ModelNotFound:
+    """One line for a checkpoint that transformers could not read."""
+    if isinstance(source, Path):
+        return ModelNotFound(f"the checkpoint {model} is incomplete or damaged: download or convert it again")
+    return ModelNotFound(
+        f"{model!r} is no directory here and cannot be had from the Hugging Face hub: check the name and the"
+        " network, or try builtin:smollm2"
+    )

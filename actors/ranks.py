@@ -1,0 +1,209 @@
+"""Ray actor of one tensor-parallel rank: it holds a shard, and rank 0 leads.
+
+Every rank runs the same forward passes; rank 0 alone owns the engine, decides and answers calls. A rank
+that fails ends its process (`actors.engine.broadcast.die`), and `actors.target` rebuilds the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats, Verdict
+from actors.spec import ModelSpec
+
+if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
+    import torch.distributed as dist
+
+    from actors.engine.broadcast import BroadcastRunner
+    from actors.engine.runner import LocalRunner
+    from actors.verifier import Verifier
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 1800.0  # ranks may wait for each other this long while they read their weights
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a group meet."""
+
+    host: str
+    port: int
+
+
+class RankWorker:
+    """One rank. Life: `locate`, with several ranks `rendezvous` on rank 0, `start` on all together, then calls."""
+
+    def __init__(self, spec: ModelSpec, rank: int, law_support: int = 64) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        self._spec = spec
+        self._rank = rank
+        self._law_support = law_support
+        self._store: dist.TCPStore | None = None
+        self._runner: BroadcastRunner | None = None
+        self._verifier: Verifier | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed: dict[str, asyncio.Event] = {}
+        self._last_call: dict[str, float] = {}  # s, monotonic
+
+    async def locate(self) -> str:
+        """Address of the node that this rank runs on."""
+        import ray.util
+
+        address: str = ray.util.get_node_ip_address()
+        return address
+
+    async def rendezvous(self, host: str) -> Rendezvous:
+        """Open the group's store on a free port of `host`, an address of this node (rank 0 only)."""
+        return await asyncio.to_thread(self._open_store, host)
+
+    async def start(self, meeting: Rendezvous | None) -> ReplicaInfo | None:
+        """Join the group (None: there is none, this rank is alone), load, shard; rank 0 answers its info."""
+        self._loop = asyncio.get_running_loop()
+        return await asyncio.to_thread(self._start, meeting)
+
+    async def verify(self, context: Context, *drafts: Draft | Verdict, want_laws: bool = False) -> Verdict:
+        """Verify the concatenation of `drafts` (refs arrive resolved) after `context`; none means a plain step."""
+        self._last_call[context.sequence_id] = time.monotonic()
+        pieces = [d.as_draft() if isinstance(d, Verdict) else d for d in drafts]
+        verdict = await asyncio.wrap_future(self._leader().verify(context, pieces, want_laws))
+        if context.sequence_id in self._last_call:
+            self._last_call[context.sequence_id] = time.monotonic()
+        return verdict
+
+    async def close(self, sequence_id: str) -> None:
+        """Forget a sequence and free what it held; unknown ids are ignored."""
+        self._leader().close(sequence_id)
+        self._mark_closed(sequence_id)
+
+    async def wait_closed(self, sequence_id: str) -> None:
+        """Return once the sequence was closed, or nobody has called for it during `idle_timeout_s`."""
+        event = self._closed.setdefault(sequence_id, asyncio.Event())
+        self._last_call.setdefault(sequence_id, time.monotonic())
+        while not event.is_set():
+            idle_s = time.monotonic() - self._last_call.get(sequence_id, 0.0)
+            if idle_s >= self._spec.idle_timeout_s:
+                await self.close(sequence_id)
+                return
+            try:
+                async with asyncio.timeout(self._spec.idle_timeout_s - idle_s + 0.01):
+                    await event.wait()
+            except TimeoutError:
+                continue  # somebody may have called meanwhile: look again
+
+    async def info(self) -> ReplicaInfo:
+        """What this replica serves."""
+        return self._leader().info()
+
+    async def stats(self) -> ReplicaStats:
+        """Current counters."""
+        return self._leader().stats()
+
+    async def ping(self) -> bool:
+        """Answered by a live event loop."""
+        return True
+
+    async def pid(self) -> int:
+        """Process id of this rank."""
+        return os.getpid()
+
+    async def hold(self) -> None:
+        """Never returns: its failure tells the caller at once that this rank died."""
+        await asyncio.Event().wait()
+
+    async def shutdown(self) -> None:
+        """Stop the engine and let the followers go (rank 0)."""
+        for sequence_id in list(self._closed):
+            self._mark_closed(sequence_id)
+        if self._verifier is not None:
+            await asyncio.to_thread(self._verifier.shutdown)
+        if self._runner is not None:
+            await asyncio.to_thread(self._runner.stop)
+
+    def _leader(self) -> Verifier:
+        if self._verifier is None:
+            raise RuntimeError(f"rank {self._rank} does not lead (yet): call rank 0 once `start` has returned")
+        return self._verifier
+
+    def _mark_closed(self, sequence_id: str) -> None:
+        self._last_call.pop(sequence_id, None)
+        event = self._closed.pop(sequence_id, None)
+        if event is not None:
+            event.set()
+
+    def _on_closed(self, sequence_id: str) -> None:
+        """The engine freed a sequence by itself (its thread calls this)."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._mark_closed, sequence_id)
+
+    def _open_store(self, host: str) -> Rendezvous:
+        import torch.distributed as dist
+
+        listener = socket.create_server((host, 0))  # bound here, so that it listens on `host` alone
+        port = listener.getsockname()[1]
+        self._store = dist.TCPStore(
+            host, port, self._spec.tensor_parallel_size, is_master=True, wait_for_workers=False,
+            timeout=timedelta(seconds=LOAD_TIMEOUT_S), master_listen_fd=listener.detach(),
+        )
+        return Rendezvous(host, port)
+
+    def _start(self, meeting: Rendezvous | None) -> ReplicaInfo | None:
+        from actors.build import build_verifier
+        from actors.engine.broadcast import BroadcastRunner, GroupChannel, follow
+
+        runner: BroadcastRunner | None = None
+        if meeting is not None:
+            group = self._join(meeting)
+            local = self._load_shard(group)
+            channel = GroupChannel(group)
+            timeout_s = self._spec.step_timeout_s
+            if self._rank > 0:
+                threading.Thread(
+                    target=follow, args=(local, channel, timeout_s), name="follow", daemon=True
+                ).start()
+                return None
+            runner = self._runner = BroadcastRunner(local, channel, timeout_s)
+        self._verifier = build_verifier(self._spec, runner, self._law_support, self._on_closed)
+        return self._verifier.info()
+
+    def _join(self, meeting: Rendezvous) -> dist.ProcessGroup:
+        """The group that steps run over; its collectives fail after `step_timeout_s`."""
+        if meeting.host == "127.0.0.1" and "lo" in (name for _, name in socket.if_nameindex()):
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # one node: nothing needs to be reachable from outside
+        # DeepSpeed names its shared memory by these.
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting.host, str(meeting.port)
+        import torch.distributed as dist
+
+        size, patience = self._spec.tensor_parallel_size, timedelta(seconds=LOAD_TIMEOUT_S)
+        store = self._store or dist.TCPStore(meeting.host, meeting.port, size, is_master=False, timeout=patience)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=size, timeout=patience)
+        group = dist.new_group(timeout=timedelta(seconds=self._spec.step_timeout_s))
+        assert group is not None
+        return group
+
+    def _load_shard(self, group: dist.ProcessGroup) -> LocalRunner:
+        import torch
+        import torch.distributed as dist
+
+        from actors.engine.linear import pack_linears
+        from actors.engine.runner import LocalRunner
+        from actors.loading.checkpoint import load_model
+        from actors.loading.sharded import shard
+
+        if self._spec.num_threads is not None:
+            torch.set_num_threads(self._spec.num_threads)
+        model = load_model(self._spec)
+        shard(model, self._spec.tensor_parallel_size, group)
+        pack_linears(model, self._spec.weights)
+        dist.barrier()  # patient; from here on the ranks are in step and `group`'s short timeout may hold
+        local = LocalRunner(model, self._spec)
+        dist.barrier()
+        return local

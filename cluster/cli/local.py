@@ -1,0 +1,145 @@
+"""A local Ray with the Serve application on it, for as long as a command needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.cli import processes
+from cluster.cli.output import CommandError
+from cluster.config import Config
+
+SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray
+SERVICER = "cluster.rpc.outrider_pb2_grpc.add_OutriderServicer_to_server"
+APPLICATION = "outrider"
+LOOPBACK = "127.0.0.1"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def require_free(port: int, setting: str) -> None:
+    """Raises `CommandError` when somebody listens on the port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            raise CommandError(f"port {port} is taken; set another one as {setting}") from None
+
+
+def prepare_environment() -> None:
+    """What Ray reads at import. A token in the environment keeps it from writing one into HOME."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
+    if bin_dir not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([bin_dir, os.environ.get("PATH", "")])
+
+
+def local_resources(config: Config) -> tuple[int, dict[str, float]]:
+    """Logical CPUs and custom resources with which every tier can reach its largest replica count here."""
+    cpus = config.server.num_cpus * config.server.num_replicas
+    custom: dict[str, float] = {}
+    for tier in config.tiers:
+        actors = tier.replicas.max * tier.num_ranks
+        cpus += tier.resources.num_cpus * actors
+        for name, amount in tier.resources.custom.items():
+            custom[name] = custom.get(name, 0.0) + amount * actors
+    return max(os.cpu_count() or 1, math.ceil(cpus) + 1), custom
+
+
+def root_cause(message: str) -> str:
+    """The last exception named in a traceback or status text, as one line."""
+    named = re.findall(r"^\s*(?:[\w.]+\.)?(\w+(?:Error|Exception|Lost)): (.+)$", message, re.MULTILINE)
+    return f"{named[-1][0]}: {named[-1][1]}" if named else " ".join(message.split())[-300:]
+
+
+@contextlib.contextmanager
+def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
+    """The application, started on a Ray of its own and ready; afterwards nothing of it is left.
+
+    Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
+    Raises `CommandError` when a port is taken or the application does not start.
+    """
+    require_free(config.server.grpc_port, "server.grpc_port")
+    require_free(config.server.http_port, "server.http_port")
+    prepare_environment()
+    # Short and outside any project: Ray puts sockets there, whose paths have a limit of about 100 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as temp_dir,
+        processes.interruptible(),
+    ):
+        try:
+            _start(config, temp_dir, verbose)
+            yield
+        finally:
+            processes.ignore_interrupts()
+            _stop(temp_dir)
+
+
+def _start(config: Config, temp_dir: str, verbose: bool) -> None:
+    """Ray, Serve's proxies, the application; returns when it is healthy."""
+    import ray
+    from ray import serve
+
+    from cluster.app import build
+
+    num_cpus, custom = local_resources(config)
+    level = logging.INFO if verbose else logging.ERROR
+    ray.init(
+        address="local", num_cpus=num_cpus, resources=custom or None, include_dashboard=False,
+        log_to_driver=verbose, logging_level=level, _temp_dir=temp_dir, _node_ip_address=LOOPBACK,
+    )  # fmt: skip
+    processes.catch_interrupts()  # ray.init replaced a handler
+    if not verbose:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        logging.getLogger("ray").setLevel(logging.ERROR)
+    serve.start(
+        http_options={"host": config.server.host, "port": config.server.http_port},
+        grpc_options={"port": config.server.grpc_port, "grpc_servicer_functions": [SERVICER]},
+    )
+    try:
+        serve.run(build(config.model_dump(mode="json")), name=APPLICATION)
+    except RuntimeError as error:
+        raise CommandError(f"the application did not start: {_why(str(error))}") from error
+
+
+def _why(fallback: str) -> str:
+    """What the first unhealthy deployment says of itself."""
+    from ray import serve
+
+    for application in serve.status().applications.values():
+        for name, deployment in application.deployments.items():
+            if deployment.message and deployment.status != "HEALTHY":
+                return f"{name}: {root_cause(deployment.message)}"
+    return root_cause(fallback)
+
+
+def _stop(temp_dir: str) -> None:
+    """Serve, then Ray, each within a bound; then whatever of ours still runs."""
+    import ray
+    from ray import serve
+
+    ours = processes.descendants()
+    if ray.is_initialized():
+        processes.bounded(serve.shutdown, SHUTDOWN_TIMEOUT_S)
+        processes.bounded(ray.shutdown, SHUTDOWN_TIMEOUT_S)
+    processes.end([*ours, *processes.mentioning(temp_dir)])

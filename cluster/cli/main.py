@@ -1,0 +1,20 @@
+"""The console script `outrider`: one command per file."""
+
+from __future__ import annotations
+
+import typer
+
+from cluster.cli.demo import demo
+from cluster.cli.generate import generate
+from cluster.cli.serve import serve
+
+app = typer.Typer(
+    name="outrider",
+    help="Serve a large language model by exact speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # a traceback must not print prompts
+)
+app.command()(demo)
+app.command()(serve)
+app.command()(generate)

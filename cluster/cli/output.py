@@ -1,0 +1,63 @@
+"""What all commands share: consoles, and turning mistakes into one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import grpc
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cluster.config_load import ConfigError
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130  # the shell's code for a process ended by Ctrl-C
+
+stdout = Console(highlight=False, soft_wrap=True)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class CommandError(Exception):
+    """A mistake or failure that one sentence explains; the sentence names the fix."""
+
+
+def fail(message: str) -> NoReturn:
+    """Print `error: message` and end the command with a failure code."""
+    stderr.print(f"[bold red]error:[/] {escape(message)}")
+    raise typer.Exit(EXIT_FAILED)
+
+
+def progress(console: Console) -> Progress:
+    """A bar that leaves no trace on the screen when done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Mistakes known to have one clear line end the command with it; anything else keeps its traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print("interrupted")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except ConfigError as error:
+        fail("; ".join(error.lines))
+    except CommandError as error:
+        fail(str(error))
+    except grpc.RpcError as error:
+        fail(describe(error))
+
+
+def describe(error: grpc.RpcError) -> str:
+    """One sentence for a failed call: what the server said, or how to reach one."""
+    if not isinstance(error, grpc.Call):
+        return str(error)
+    details = " ".join((error.details() or "no details").split())
+    if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+        return "no server answers there; start one (`outrider serve smollm2`) or name it with --address"
+    return f"{error.code().name.lower().replace('_', ' ')}: {details}"

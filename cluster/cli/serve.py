@@ -1,0 +1,64 @@
+"""`outrider serve CONFIG`: run the whole service on this machine until it is stopped."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.cli import local, models
+from cluster.cli.output import guard, stdout
+from cluster.config import Config, load_config
+
+
+def serve(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset: smollm2.")],
+    grpc_port: Annotated[int | None, typer.Option(help="Overrides server.grpc_port.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Overrides server.http_port.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the log of Ray and its workers.")] = False,
+) -> None:
+    """Start a local Ray with the service on it; Ctrl-C or SIGTERM stops everything."""
+    with guard():
+        settings = with_ports(load_config(config), grpc_port, http_port)
+        models.prepare(settings)
+        try:
+            with local.running(settings, verbose=verbose):
+                stdout.print(ladder(settings))
+                stdout.print(
+                    f"gRPC (plaintext, all interfaces) on port [bold]{settings.server.grpc_port}[/], "
+                    f"HTTP health on {escape(settings.server.host)}:{settings.server.http_port}. "
+                    f"Try: outrider generate --address 127.0.0.1:{settings.server.grpc_port} 'Hello'"
+                )
+                stdout.print("Ctrl-C stops the service.")
+                stdout.file.flush()
+                while True:
+                    signal.pause()  # an interrupt raises from here
+        except KeyboardInterrupt:
+            stdout.print("stopped")
+
+
+def with_ports(config: Config, grpc_port: int | None, http_port: int | None) -> Config:
+    """The same settings, listening elsewhere; checked again."""
+    changes = {"grpc_port": grpc_port, "http_port": http_port}
+    server = config.server.model_dump() | {key: port for key, port in changes.items() if port is not None}
+    return load_config(config.model_dump(mode="json") | {"server": server}, environ={})
+
+
+def ladder(config: Config) -> Table:
+    """What is served, small to target."""
+    table = Table("tier", "model", "weights", "ranks", "replicas", title=escape(config.model_name))
+    default = config.target.model or ""
+    for tier in config.tiers:
+        kind = tier.drafter.kind if tier.drafter is not None else "model"
+        replicas = tier.replicas
+        table.add_row(
+            tier.name,
+            escape(tier.model or default) if kind == "model" else kind,
+            tier.weights if kind == "model" else "-",
+            str(tier.num_ranks),
+            str(replicas.min) if replicas.min == replicas.max else f"{replicas.min} to {replicas.max}",
+        )
+    return table

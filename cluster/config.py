@@ -1,0 +1,261 @@
+"""The one place where YAML and environment become checked, frozen settings.
+
+`load_config("smollm2")` reads a preset, `load_config("path.yaml")` a file, `load_config({...})` a mapping
+(Serve's `args`). A file may start from a preset with `preset: NAME`; `OUTRIDER_SERVER__GRPC_PORT=9001` style
+variables override both. Every mistake becomes one line that names the field and the fix (`ConfigError`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from actors.spec import DrafterSpec, ModelSpec
+from cluster.config_load import ConfigError, load_mapping, validate
+
+__all__ = [
+    "Config", "ConfigError", "DrafterConfig", "LimitsConfig", "ReplicasConfig", "ResourcesConfig",
+    "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
+]
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    """Base of all sections: unknown keys are mistakes, values never change after checking."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class DrafterConfig(_Section):
+    """How tier 0 proposes."""
+
+    kind: Literal["model", "ngram"] = Field("model", description="a draft model, or look-up in the text")
+    ngram_max: Positive = Field(4, description="ngram: longest suffix looked up, tokens")
+    ngram_min: Positive = Field(1, description="ngram: shortest suffix looked up, tokens")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min {self.ngram_min} exceeds ngram_max {self.ngram_max}; lower it")
+        return self
+
+
+class ResourcesConfig(_Section):
+    """What Ray reserves for each actor (each tensor-parallel rank) of a replica; logical units."""
+
+    num_cpus: Share = Field(1.0, description="logical CPUs per actor, fractions allowed")
+    num_gpus: Share = Field(0.0, description="GPUs per actor, fractions allowed")
+    accelerator_type: str | None = Field(None, description='Ray accelerator type, e.g. "L4"; null: any')
+    custom: dict[str, Share] = Field(default_factory=dict, description="custom Ray resources per actor")
+
+    def bundle(self) -> dict[str, float]:
+        """One placement-group bundle that holds one actor."""
+        bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom}
+        if self.accelerator_type:
+            bundle[f"accelerator_type:{self.accelerator_type}"] = 0.001
+        return {name: amount for name, amount in bundle.items() if amount > 0}
+
+
+class ReplicasConfig(_Section):
+    """How many copies of a tier run. With min == max the count is fixed, else it follows the load."""
+
+    min: Annotated[int, Field(ge=0)] = Field(1, description="replicas that always run")
+    max: Positive = Field(1, description="replicas at most")
+    initial: Annotated[int, Field(ge=0)] | None = Field(None, description="replicas at start; null: min")
+    target_load: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.7, description="share of max_sequences that a replica should carry; above it replicas are added",
+    )
+    upscale_delay_s: Annotated[float, Field(ge=0)] = Field(10.0, description="load must last this long, s")
+    downscale_delay_s: Annotated[float, Field(ge=0)] = Field(120.0, description="idleness must last so, s")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} exceeds max {self.max}; raise max or lower min")
+        if self.initial is not None and not self.min <= self.initial <= self.max:
+            raise ValueError(f"initial {self.initial} lies outside min..max; choose {self.min} to {self.max}")
+        return self
+
+
+class TierConfig(_Section):
+    """One model of the ladder; the last tier is the target, and decides every token."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="short name, for logs and metrics")
+    model: str | None = Field(None, min_length=1, description="directory, hub id or builtin:smollm2")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations and KV")
+    weights: Literal["fp32", "bf16", "int8"] = Field("fp32", description="what the linear layers hold")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda")
+    tensor_parallel_size: Positive | Literal["auto"] = Field(
+        1, description='ranks that share the model; "auto": 2 on CPU with at least 2 cores, else 1',
+    )
+    drafter: DrafterConfig | None = Field(None, description="tier 0 only, when there is a tier above it")
+    num_threads: Positive | None = Field(None, description="CPU threads per rank; null: PyTorch's choice")
+    resources: ResourcesConfig = Field(default_factory=ResourcesConfig, description="per actor")
+    replicas: ReplicasConfig = Field(default_factory=ReplicasConfig, description="copies of this tier")
+    kv_tokens: Positive = Field(65536, description="KV memory of a replica, tokens")
+    page_tokens: Positive = Field(64, description="KV page, tokens")
+    max_context_tokens: Positive | None = Field(None, description="longest sequence; null: the model's")
+    max_batch_tokens: Positive = Field(512, description="rows of one forward pass, tokens")
+    max_sequences: Positive = Field(64, description="sequences that a replica holds at once")
+    window: Positive = Field(8, description="middle tiers: verified tokens collected before going up, tokens")
+    idle_timeout_s: Seconds = Field(120.0, description="a sequence nobody calls for this long is freed, s")
+    step_timeout_s: Seconds = Field(60.0, description="a tensor-parallel step longer than this is a hang, s")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ngram = self.drafter is not None and self.drafter.kind == "ngram"
+        if ngram and self.model is not None:
+            raise ValueError("an ngram drafter needs no model; remove `model` or set drafter.kind to model")
+        if not ngram and self.model is None:
+            raise ValueError("`model` is required; give a directory, a Hugging Face id or builtin:smollm2")
+        if self.page_tokens & (self.page_tokens - 1):
+            raise ValueError(f"page_tokens {self.page_tokens} is not a power of two; use 16, 32, 64, ...")
+        if self.kv_tokens % self.page_tokens:
+            raise ValueError(f"kv_tokens {self.kv_tokens} is not a multiple of page_tokens; use "
+                             f"{-(-self.kv_tokens // self.page_tokens) * self.page_tokens}")
+        if self.max_context_tokens is not None and self.max_context_tokens > self.kv_tokens:
+            raise ValueError(f"max_context_tokens {self.max_context_tokens} exceeds kv_tokens "
+                             f"{self.kv_tokens}; raise kv_tokens")
+        if self.device.startswith("cuda") and self.resources.num_gpus == 0:
+            raise ValueError("device cuda without GPUs; set resources.num_gpus, e.g. 1 or 0.5")
+        if self.device == "cpu" and self.resources.num_gpus > 0:
+            raise ValueError("resources.num_gpus is set but device is cpu; set device: cuda or num_gpus: 0")
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """`tensor_parallel_size` with "auto" resolved on this machine."""
+        if self.tensor_parallel_size != "auto":
+            return self.tensor_parallel_size
+        return 2 if self.device == "cpu" and (os.cpu_count() or 1) >= 2 else 1
+
+    def model_spec(self, tier: int, default_model: str) -> ModelSpec:
+        """What this tier's actors need to load and run it; `default_model` serves a drafter without one."""
+        return ModelSpec(
+            tier=tier, model=self.model or default_model, dtype=self.dtype, weights=self.weights,
+            device=self.device, tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
+            kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
+            max_context_tokens=self.max_context_tokens,
+            max_batch_tokens=self.max_batch_tokens, max_sequences=self.max_sequences,
+            idle_timeout_s=self.idle_timeout_s, step_timeout_s=self.step_timeout_s,
+        )
+
+
+class SpeculationConfig(_Section):
+    """How far and how the draft tiers ride ahead."""
+
+    enabled: bool = Field(True, description="false: the target alone, for comparison")
+    lookahead: Positive = Field(4, description="draft tokens asked for (k), tokens")
+    max_lookahead: Positive = Field(16, description="upper bound of k, tokens")
+    draft_timeout_s: Seconds = Field(2.0, description="a round goes on plain after waiting this long, s")
+    law_support: Annotated[int, Field(ge=0)] = Field(64, description="drafts are drawn from top-m; 0: all")
+    block_verification: bool = Field(True, description="unseeded sampling: judge blocks, not single tokens")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lookahead > self.max_lookahead:
+            raise ValueError(f"lookahead {self.lookahead} exceeds max_lookahead {self.max_lookahead}")
+        return self
+
+
+class SamplingConfig(_Section):
+    """What a request gets when it does not say."""
+
+    temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="0: greedy")
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0: off, tokens")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="1: off")
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="0: off")
+    max_tokens: Positive = Field(256, description="new tokens of a request, tokens")
+
+
+class LimitsConfig(_Section):
+    """What one request may ask for, and how many may wait."""
+
+    max_prompt_tokens: Positive = Field(8192, description="longest prompt, tokens")
+    max_tokens: Positive = Field(4096, description="most new tokens of a request, tokens")
+    max_concurrent_requests: Positive = Field(64, description="generating at once, per ingress replica")
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(128, description="requests waiting their turn")
+    max_stop_strings: Annotated[int, Field(ge=0)] = Field(16, description="stop strings of a request")
+    request_timeout_s: Seconds = Field(600.0, description="longest life of a request, s")
+    lease_timeout_s: Seconds = Field(60.0, description="longest wait for a replica, s")
+
+
+class ServerConfig(_Section):
+    """Where the service listens."""
+
+    host: str = Field("127.0.0.1", description="address of the HTTP port; Serve binds gRPC to all interfaces")
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] = Field(9000, description="gRPC, plaintext")
+    http_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="HTTP: health and routes")
+    num_replicas: Positive = Field(1, description="copies of the ingress")
+    num_cpus: Share = Field(0.1, description="logical CPUs of an ingress replica")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.grpc_port == self.http_port:
+            raise ValueError(f"grpc_port and http_port are both {self.grpc_port}; choose another http_port")
+        return self
+
+
+class Config(_Section):
+    """All settings of one service."""
+
+    model_name: str = Field("outrider", min_length=1, description="the name that clients ask for")
+    tiers: tuple[TierConfig, ...] = Field(min_length=1, description="small to target; one alone: plain")
+    speculation: SpeculationConfig = Field(default_factory=SpeculationConfig, description="drafting")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="defaults of a request")
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="what is refused")
+    server: ServerConfig = Field(default_factory=ServerConfig, description="ports")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tier.name for tier in self.tiers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tiers: two tiers are named {name!r}; give each its own name")
+        for index, tier in enumerate(self.tiers):
+            if tier.drafter is not None and index > 0:
+                raise ValueError(f"tiers.{index}.drafter: only tier 0 drafts; remove it")
+            if index == 0 and len(self.tiers) > 1 and tier.num_ranks > 1:
+                raise ValueError("tiers.0.tensor_parallel_size: a drafting tier runs on one rank; use 1")
+        if len(self.tiers) == 1 and self.tiers[0].drafter is not None:
+            raise ValueError("tiers.0.drafter: a single tier has nobody to draft for; add the target "
+                             "tier or remove drafter")
+        if self.sampling.max_tokens > self.limits.max_tokens:
+            raise ValueError(f"sampling.max_tokens: {self.sampling.max_tokens} exceeds limits.max_tokens "
+                             f"{self.limits.max_tokens}; lower it")
+        return self
+
+    @property
+    def target(self) -> TierConfig:
+        """The tier that decides."""
+        return self.tiers[-1]
+
+    def model_specs(self) -> tuple[ModelSpec, ...]:
+        """One spec per tier, small to target."""
+        default = self.target.model or ""
+        return tuple(tier.model_spec(index, default) for index, tier in enumerate(self.tiers))
+
+    def drafter_spec(self) -> DrafterSpec | None:
+        """How tier 0 proposes; None when there is only the target."""
+        if len(self.tiers) == 1:
+            return None
+        drafter = self.tiers[0].drafter or DrafterConfig()
+        return DrafterSpec(
+            kind=drafter.kind, ngram_max=drafter.ngram_max, ngram_min=drafter.ngram_min,
+            law_support=self.speculation.law_support,
+        )
+
+
+def load_config(
+    source: str | os.PathLike[str] | dict[str, object], environ: dict[str, str] | None = None,
+) -> Config:
+    """Settings from a preset name, a YAML file or a mapping, overridden by OUTRIDER_* variables.
+
+    Raises `ConfigError` with one line per mistake.
+    """
+    return validate(Config, load_mapping(source, dict(os.environ) if environ is None else environ, Config))

@@ -1,0 +1,179 @@
+"""Reading settings: presets, YAML files, OUTRIDER_* variables, and mistakes told in one line each."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import typing
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+PREFIX = "OUTRIDER_"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ConfigError(ValueError):
+    """Settings are wrong; `lines` holds one sentence per mistake, naming the field and the fix."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        return (ConfigError, (self.lines,))
+
+
+def preset_names() -> list[str]:
+    """Names that `preset:` accepts."""
+    folder = resources.files("cluster") / "presets"
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_mapping(
+    source: str | os.PathLike[str] | dict[str, object], environ: dict[str, str], schema: type[BaseModel],
+) -> dict[str, Any]:
+    """The merged, still unchecked settings: preset, then file or mapping, then environment."""
+    data: Any
+    if isinstance(source, dict):
+        data = dict(source)
+    elif isinstance(source, str) and source in preset_names():
+        data = {"preset": source}
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError([f"{source}: no such file or preset; presets are: {', '.join(preset_names())}"])
+        data = _parse(path.read_text(encoding="utf-8"), str(source))
+    preset = data.pop("preset", None)
+    if preset is not None:
+        if preset not in preset_names():
+            raise ConfigError([f"preset: no preset {preset!r}; choose one of {', '.join(preset_names())}"])
+        text = (resources.files("cluster") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+        data = _merge(_parse(text, preset), data)
+    return _override(data, environ, schema)
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    """One YAML mapping."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "cannot be read"
+        line = f"{origin}{where}: not valid YAML ({problem}); check indentation and quotes"
+        raise ConfigError([line]) from error
+    if not isinstance(data, dict):
+        raise ConfigError([f"{origin}: expected settings like `tiers: [...]`, found {type(data).__name__}"])
+    return data
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; lists (the tiers) are replaced as a whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _override(data: dict[str, Any], environ: dict[str, str], schema: type[BaseModel]) -> dict[str, Any]:
+    """Apply OUTRIDER_SECTION__FIELD=value; list items by number, values read as YAML."""
+    lines: list[str] = []
+    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+        path = variable.removeprefix(PREFIX).lower().split("__")
+        if path[0] not in schema.model_fields:
+            if len(path) > 1:  # without "__" the variable belongs to another part of the program
+                lines.append(f"{variable}: no section {path[0]!r}{_hint(path[0], list(schema.model_fields))}")
+            continue
+        try:
+            value = yaml.safe_load(environ[variable])
+        except yaml.YAMLError:
+            value = environ[variable]
+        try:
+            data = _set(data, path, value)
+        except (IndexError, ValueError):
+            lines.append(f"{variable}: there is no {'.'.join(path)} to override; check the name")
+    if lines:
+        raise ConfigError(lines)
+    return data
+
+
+def _set(node: Any, path: list[str], value: object) -> Any:
+    """A copy of `node` with one leaf replaced."""
+    if not path:
+        return value
+    head, rest = path[0], path[1:]
+    if isinstance(node, (list, tuple)):
+        items = list(node)
+        items[int(head)] = _set(items[int(head)], rest, value)
+        return items
+    if node is None or isinstance(node, dict):
+        node = dict(node or {})
+        node[head] = _set(node.get(head), rest, value)
+        return node
+    raise ValueError(head)
+
+
+def validate(schema: type[Model], data: dict[str, Any]) -> Model:
+    """`schema` from unchecked data; raises `ConfigError`."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        lines = dict.fromkeys(_line(schema, dict(item)) for item in error.errors())
+        raise ConfigError(list(lines)) from None
+
+
+def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
+    """One mistake in one line: field, what is wrong, what to do."""
+    loc = [part for part in item["loc"] if not _is_union_tag(part)]
+    where, kind, context = ".".join(map(str, loc)), item["type"], item.get("ctx", {})
+    if kind == "value_error":
+        message = str(context.get("error", item["msg"]))
+        return f"{where}: {message}" if where else message
+    if kind == "extra_forbidden":
+        siblings = _fields(schema, loc[:-1])
+        return f"{where}: unknown setting{_hint(str(loc[-1]), siblings)}"
+    if kind == "missing":
+        return f"{where}: is required; add `{loc[-1]}:`"
+    if kind == "too_short":
+        return f"{where}: is empty; give at least one entry"
+    if kind == "string_pattern_mismatch":
+        return f"{where}: {item['input']!r} is not allowed; it must match {context['pattern']}"
+    expected = str(item["msg"]).removeprefix("Input should be ")
+    return f"{where}: got {item['input']!r}; use {expected}"
+
+
+def _is_union_tag(part: object) -> bool:
+    """Parts of a location that pydantic adds for unions, such as `literal['auto']` or `constrained-int`."""
+    return isinstance(part, str) and (
+        part == "int" or part.startswith(("literal[", "constrained-", "function-"))
+    )
+
+
+def _hint(wrong: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; remove it or use one of {', '.join(known)}"
+
+
+def _fields(schema: type[BaseModel], loc: list[Any]) -> list[str]:
+    """Names of the settings at a location."""
+    current: type[BaseModel] = schema
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = current.model_fields.get(str(part))
+        current = next(_models(field.annotation), current) if field is not None else current
+    return list(current.model_fields)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Section classes inside an annotation such as `tuple[TierConfig, ...]` or `X | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)

@@ -1,0 +1,73 @@
+"""Counts what speculation did for one request, and logs every loss of service once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from actors.messages import Origin, Verdict
+from cluster.coordinator.request import SpeculationFigures, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+
+class FigureCounter:
+    """Mutable twin of `SpeculationFigures`."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._origins: Counter[Origin] = Counter()
+        self._tiers: Counter[int] = Counter()
+        self._drafted_at: list[int] = []
+        self._accepted_at: list[int] = []
+        self._degraded: Counter[str] = Counter()
+        self._seconds = [0.0, 0.0, 0.0]
+        self._rounds = 0
+        self._drafted = 0
+        self.degraded_steps = 0
+        self.lease_moves = 0
+
+    def count_round(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
+        """Add a committed round: `event` is what was left of `verdict` after the cut."""
+        self._rounds += 1
+        self._drafted += verdict.num_draft
+        grow = verdict.num_draft - len(self._drafted_at)
+        self._drafted_at += [0] * grow
+        self._accepted_at += [0] * grow
+        for position in range(verdict.num_draft):
+            self._drafted_at[position] += 1
+        for position, (origin, tier) in enumerate(zip(event.origins, event.tiers, strict=True)):
+            self._origins[origin] += 1
+            if origin is Origin.ACCEPTED:
+                self._accepted_at[position] += 1
+                self._tiers[tier] += 1
+        spent = (verdict.draft_seconds, verdict.verify_seconds)
+        self._seconds[0] += spent[0]
+        self._seconds[1] += spent[1]
+        self._seconds[2] += max(0.0, wall_s - sum(spent))
+
+    def degrade(
+        self, tier: int, reason: str, replica_id: str | None = None, detail: str | None = None
+    ) -> None:
+        """A tier did not serve. `detail` must hold no token ids and no text."""
+        self._degraded[f"tier{tier}:{reason}"] += 1
+        logger.warning(
+            "tier %d degraded: %s", tier, reason,
+            extra={
+                "request_id": self._request_id, "tier": tier, "reason": reason,
+                "replica_id": replica_id, "detail": detail,
+            },
+        )
+
+    def snapshot(self) -> SpeculationFigures:
+        """The figures so far, frozen."""
+        origins = self._origins
+        return SpeculationFigures(
+            rounds=self._rounds, committed=origins.total(), drafted=self._drafted,
+            accepted=origins[Origin.ACCEPTED], recovered=origins[Origin.RECOVERED],
+            bonus=origins[Origin.BONUS],
+            drafted_at=tuple(self._drafted_at), accepted_at=tuple(self._accepted_at),
+            accepted_by_tier=dict(self._tiers),
+            draft_s=self._seconds[0], verify_s=self._seconds[1], wait_s=self._seconds[2],
+            degraded_steps=self.degraded_steps, degraded=dict(self._degraded), lease_moves=self.lease_moves,
+        )

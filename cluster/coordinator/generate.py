@@ -1,0 +1,88 @@
+"""One request from prompt to finish, in synchronous rounds: propose, verify, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from actors.messages import Origin, Verdict
+from cluster.coordinator.errors import DeadlinePassed, GenerationFailed
+from cluster.coordinator.figures import FigureCounter
+from cluster.coordinator.hold import Clock
+from cluster.coordinator.ladder import Climb, Ladder
+from cluster.coordinator.request import Finish, FinishReason, GenerationRequest, TokenEvent, Usage
+from cluster.coordinator.sequence import Sequence
+
+_closing: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
+
+
+async def generate(
+    request: GenerationRequest, ladder: Ladder, clock: Clock = time.monotonic
+) -> AsyncGenerator[TokenEvent | Finish, None]:
+    """Yield committed blocks as they are decided, then one `Finish`.
+
+    Close the generator early (`aclose`) to stop: every lease is given back, as it is before the
+    `Finish` and after an error. Raises `GenerationFailed`, with the usage so far in its `finish`.
+    """
+    sequence = Sequence(request)
+    figures = FigureCounter(request.request_id)
+    climb = Climb(ladder, request, sequence, figures, clock)
+
+    def finish(reason: FinishReason, stop_id: int | None = None) -> Finish:
+        usage = Usage(len(request.prompt_ids), sequence.num_generated)
+        return Finish(reason, usage, figures.snapshot(), stop_id)
+
+    try:
+        while True:
+            began = clock()
+            try:
+                verdict = await climb.round()
+            except DeadlinePassed:
+                await _close(climb)
+                yield finish(FinishReason.DEADLINE)
+                return
+            event = cut(verdict, sequence.remaining, request.stop_ids)
+            sequence.commit(event.token_ids)
+            figures.count_round(verdict, event, clock() - began)
+            ended = event.ends_with_stop or sequence.remaining == 0
+            if ended:
+                await _close(climb)  # before yielding: the client may read slowly or never come back
+            yield event
+            if event.ends_with_stop:
+                yield finish(FinishReason.STOP, int(event.token_ids[-1]))
+            elif ended:
+                yield finish(FinishReason.LENGTH)
+            if ended:
+                return
+    except GenerationFailed as error:
+        error.finish = finish(FinishReason.ERROR)
+        raise
+    finally:
+        await _close(climb)
+
+
+def cut(verdict: Verdict, max_tokens: int, stop_ids: frozenset[int]) -> TokenEvent:
+    """What is committed of a verdict: up to and with the first stop id, at most `max_tokens`."""
+    ids = verdict.tokens[:max_tokens]
+    stop_at = next((i for i, token in enumerate(ids.tolist()) if token in stop_ids), None)
+    if stop_at is not None:
+        ids = ids[: stop_at + 1]
+    length = len(ids)
+    proposers = verdict.draft_tiers[: verdict.num_accepted]
+    proposers += (0,) * (verdict.num_accepted - len(proposers))
+    return TokenEvent(
+        token_ids=ids,
+        origins=((Origin.ACCEPTED,) * verdict.num_accepted + (verdict.last,))[:length],
+        tiers=(*proposers, verdict.tier)[:length],
+        logprobs=None if verdict.logprobs is None else verdict.logprobs[:length],
+        ends_with_stop=stop_at is not None,
+    )
+
+
+async def _close(climb: Climb) -> None:
+    """Give the leases back even when this task is cancelled meanwhile."""
+    task = asyncio.create_task(climb.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+    await asyncio.shield(task)

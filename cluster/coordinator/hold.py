@@ -1,0 +1,143 @@
+"""A sequence's hold on one tier: its lease, what the replica holds, and how a lost one is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.coordinator.figures import FigureCounter, logger
+from cluster.coordinator.sequence import Held
+from cluster.coordinator.settings import CoordinatorSettings
+from cluster.coordinator.tier import Lease, NoReplica, ReplicaLost, Tier
+
+Clock = Callable[[], float]
+
+
+class Hold:
+    """At most one lease of `tier`, replaced in the background so that a poor pool costs no round its time."""
+
+    def __init__(
+        self, tier: Tier, index: int, sequence_id: str,
+        settings: CoordinatorSettings, clock: Clock, figures: FigureCounter,
+    ) -> None:
+        self.index = index
+        self.lease: Lease | None = None
+        self.held: Held | None = None
+        self.ever_leased = False
+        self._tier = tier
+        self._sequence_id = sequence_id
+        self._settings = settings
+        self._clock = clock
+        self._figures = figures
+        self._leasing: asyncio.Task[Lease] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        self._avoid: dict[str, float] = {}  # replica id -> until when
+        self._failures = 0
+        self._retry_at = float("-inf")
+
+    async def poll(self) -> Lease | None:
+        """A lease if there is one now. A draining one serves until its successor is there."""
+        if self.lease is None or self.lease.revoked:
+            await self._try_lease(self._settings.lease_grace_s)
+        return self.lease
+
+    async def acquire(self, wait_s: float) -> Lease:
+        """A lease, waiting up to `wait_s`. Raises `NoReplica`."""
+        end = self._clock() + wait_s
+        while True:
+            left = end - self._clock()
+            if self._leasing is None and self._retry_at > self._clock():
+                await asyncio.sleep(max(0.0, min(self._retry_at - self._clock(), left)))
+            await self._try_lease(max(0.0, left), patient=True)
+            if self.lease is not None:
+                return self.lease
+            if self._clock() >= end:
+                raise NoReplica(f"no replica of tier {self.index} within {wait_s:.1f} s")
+
+    async def _try_lease(self, wait_s: float, *, patient: bool = False) -> None:
+        """Start or look at a lease under way; only the call that starts it waits, unless `patient`."""
+        now = self._clock()
+        if self._leasing is None:
+            if now < self._retry_at:
+                return
+            if self.lease is not None:
+                self._avoid[self.lease.replica_id] = now + self._settings.avoid_lost_s
+            self._avoid = {replica: until for replica, until in self._avoid.items() if until > now}
+            self._leasing = asyncio.create_task(self._tier.lease(self._sequence_id, frozenset(self._avoid)))
+            patient = True
+        if patient:
+            await asyncio.wait({self._leasing}, timeout=wait_s)
+        if self._leasing.done():
+            self._adopt(self._leasing)
+            self._leasing = None
+
+    def _adopt(self, leasing: asyncio.Task[Lease]) -> None:
+        error = asyncio.CancelledError() if leasing.cancelled() else leasing.exception()
+        if error is not None:
+            reason = "no_replica" if isinstance(error, (NoReplica, ReplicaLost)) else "lease_error"
+            self._figures.degrade(self.index, reason, detail=type(error).__name__)
+            # Unlike a lost lease, a pool that has nothing is not asked again at once.
+            self._failures = max(self._failures, 1)
+            self._back_off()
+            return
+        if self.lease is not None:
+            self._release(self.lease)
+        if self.ever_leased:
+            self._figures.lease_moves += 1
+        self.lease, self.held, self.ever_leased = leasing.result(), None, True
+
+    def served(self, held: Held) -> None:
+        """The replica answered a call: it now holds `held`."""
+        self.held = held
+        self._failures = 0
+
+    def uncertain(self) -> None:
+        """A call was abandoned: it may or may not have run."""
+        self.held = self.held.certain() if self.held else None
+
+    def drop(self, reason: str, *, lost: bool, detail: str | None = None) -> None:
+        """Give up a replica that died (`lost`) or was late or failed; the next one is sought elsewhere."""
+        lease, self.lease, self.held = self.lease, None, None
+        self._figures.degrade(self.index, reason, lease.replica_id if lease else None, detail)
+        if lease is not None:
+            avoid_s = self._settings.avoid_lost_s if lost else self._settings.avoid_slow_s
+            self._avoid[lease.replica_id] = self._clock() + avoid_s
+            self._release(lease)
+        self._back_off()
+
+    def _back_off(self) -> None:
+        delay = self._settings.backoff_s * 2.0 ** min(self._failures - 1, 30) if self._failures else 0.0
+        self._retry_at = self._clock() + min(delay, self._settings.backoff_max_s)
+        self._failures += 1
+
+    def _release(self, lease: Lease) -> None:
+        task = asyncio.create_task(self._release_quietly(lease))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release_quietly(self, lease: Lease) -> None:
+        try:
+            await lease.release()
+        except Exception as error:  # one lease that cannot be given back must not keep the others
+            logger.warning(
+                "a lease of tier %d could not be released: %s", self.index, type(error).__name__,
+                extra={"request_id": self._sequence_id, "tier": self.index, "replica_id": lease.replica_id},
+            )
+
+    def _release_late(self, leasing: asyncio.Task[Lease]) -> None:
+        if not leasing.cancelled() and leasing.exception() is None:
+            self._release(leasing.result())
+
+    async def close(self) -> None:
+        """Give everything back, within `release_timeout_s`. Idempotent, raises nothing."""
+        leasing, self._leasing = self._leasing, None
+        if leasing is not None:
+            leasing.add_done_callback(self._release_late)  # it may have been granted in the meantime
+            leasing.cancel()
+            await asyncio.wait({leasing}, timeout=self._settings.release_timeout_s)
+            await asyncio.sleep(0)  # lets the callback run
+        lease, self.lease, self.held = self.lease, None, None
+        if lease is not None:
+            self._release(lease)
+        if self._releases:
+            await asyncio.wait(set(self._releases), timeout=self._settings.release_timeout_s)

@@ -1,0 +1,143 @@
+"""The actors behind one replica of a tier, which live, die and are rebuilt together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from actors.draft import DEFAULT_FACTORY, DraftActor
+from actors.spec import DrafterSpec, ModelSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_CALLS = 10_000  # concurrent calls of one actor: a waiting `wait_closed` per sequence, and its work
+MAX_REBUILDS = 5  # in a row, then the replica is handed back to Serve
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What a replica of one tier creates."""
+
+    name: str
+    spec: ModelSpec
+    drafter: DrafterSpec | None  # None: this tier verifies
+    law_support: int
+    num_cpus: float  # logical, per actor
+    num_gpus: float  # per actor
+    accelerator_type: str | None
+    resources: dict[str, float]  # custom Ray resources per actor
+    draft_factory: str = DEFAULT_FACTORY  # "module:function", replaced in tests
+
+    def actor_options(self) -> dict[str, Any]:
+        """Ray options of each child actor; Ray never restarts one by itself: a group is a unit."""
+        options: dict[str, Any] = {
+            "num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": dict(self.resources),
+            "max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CALLS,
+        }
+        if self.accelerator_type:
+            options["accelerator_type"] = self.accelerator_type
+        return options
+
+
+class Group(Protocol):
+    """Actors that rebuild themselves as a unit; see `actors.target.TargetGroup`."""
+
+    generation: int  # grows with every rebuild
+
+    @property
+    def leader(self) -> Any:
+        """Handle of the actor that takes calls."""
+
+    async def start(self) -> object:
+        """Create the actors and wait until the model is loaded. Raises when that fails."""
+
+    def alive(self) -> bool:
+        """False from the death of an actor until the group is rebuilt."""
+
+    async def check(self, timeout_s: float = 10.0) -> bool:
+        """Whether every actor answers within `timeout_s`."""
+
+    async def shutdown(self) -> None:
+        """Kill the actors for good."""
+
+
+class DraftGroup:
+    """A group of one: the drafting actor. `on_lost(generation)` is called before a rebuild."""
+
+    def __init__(self, settings: PoolSettings, on_lost: Callable[[int], None]) -> None:
+        self._settings = settings
+        self._on_lost = on_lost
+        self._alive = False
+        self._supervisor: asyncio.Task[None] | None = None
+        self.generation = 0
+        self.leader: Any = None
+
+    async def start(self) -> None:
+        """Create the actor, wait until its model is loaded, and watch it."""
+        await self._build()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def _build(self) -> None:
+        actor = ray.remote(DraftActor).options(**self._settings.actor_options())
+        drafter = self._settings.drafter or DrafterSpec()
+        self.leader = actor.remote(self._settings.spec, drafter, self._settings.draft_factory)
+        await self.leader.ping.remote()
+        self.generation += 1
+        self._alive = True
+
+    async def _supervise(self) -> None:
+        """A call that never returns tells of the actor's death at once; then a new one is made."""
+        attempt = 0
+        while attempt < MAX_REBUILDS:
+            try:
+                if not self._alive:
+                    await self._build()
+                    logger.warning("draft actor rebuilt", extra={"pool": self._settings.name})
+                attempt = 0
+                await self.leader.hold.remote()
+            except RayError as error:
+                reason = type(error).__name__
+                logger.warning("draft actor lost", extra={"pool": self._settings.name, "reason": reason})
+                if self._alive:
+                    self._alive = False
+                    self._on_lost(self.generation)
+                else:  # it died before it was ready
+                    attempt += 1
+                    await asyncio.sleep(min(30.0, 2.0**attempt))
+
+    def alive(self) -> bool:
+        """Whether the actor is there and ready."""
+        return self._alive
+
+    async def check(self, timeout_s: float = 10.0) -> bool:
+        """Whether the actor answers."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.leader.ping.remote()
+        except (RayError, TimeoutError):
+            return False
+        return True
+
+    async def shutdown(self) -> None:
+        """Kill the actor."""
+        self._alive = False
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        if self.leader is not None:
+            ray.kill(self.leader)
+
+
+def make_group(settings: PoolSettings, on_lost: Callable[[int], None]) -> Group:
+    """The actors that a tier of this kind needs."""
+    if settings.drafter is not None:
+        return DraftGroup(settings, on_lost)
+    from actors.target import TargetGroup  # late: a drafting replica needs none of it
+
+    ranks = [settings.actor_options()] * settings.spec.tensor_parallel_size
+    return TargetGroup(settings.spec, ranks, law_support=settings.law_support, on_lost=on_lost)

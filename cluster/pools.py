@@ -1,0 +1,151 @@
+"""One tier as a Serve deployment: replicas that own accelerator actors and hand out leases.
+
+A lease is a streaming call that stays open while the sequence lives, so Serve sees it as the replica's
+ongoing work: routing, autoscaling and graceful shutdown (which waits for it) need no bookkeeping of ours.
+Proposals and verify passes go straight to the actor named in the grant and never through Serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+
+from actors.messages import ReplicaInfo, ReplicaStats
+from cluster.groups import PoolSettings, make_group
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0  # an actor that needs longer for a ping hangs
+MIN_REBUILD_S = 120.0  # a rebuild may take this long, or three times what the first start took
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """First item of a lease: where to send the calls. A rebuilt group has a new `replica_id`."""
+
+    replica_id: str
+    actor: Any  # ray.actor.ActorHandle
+    info: ReplicaInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """First and only item of a lease that the replica cannot give now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Later item: the replica's actors are going away; lease elsewhere."""
+
+    reason: str
+
+
+class Pool:
+    """A replica of one tier (wrapped as a Serve deployment in `cluster.app`)."""
+
+    async def __init__(self, settings: PoolSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._settings = settings
+        self._tag = serve.get_replica_context().replica_tag
+        self._leases: dict[str, tuple[int, asyncio.Event]] = {}  # lease -> generation; set when that is gone
+        self._closing: set[asyncio.Task[str | None]] = set()
+        self._group = make_group(settings, self._revoke)
+        began = time.monotonic()
+        await self._group.start()
+        self._rebuild_s = max(MIN_REBUILD_S, 3 * (time.monotonic() - began))
+        self._last_alive = time.monotonic()
+        self._info: ReplicaInfo = await self._group.leader.info.remote()
+
+    def _revoke(self, generation: int) -> None:
+        """The actors of `generation` are gone, and with them every sequence they held."""
+        for granted, gone in self._leases.values():
+            if granted <= generation:
+                gone.set()
+
+    def _refusal(self) -> str | None:
+        limit = self._settings.spec.max_sequences
+        if not self._group.alive():
+            return f"{self._settings.name}: its actors are being rebuilt"
+        if len(self._leases) >= limit:
+            return (f"{self._settings.name}: all {limit} sequences of {self._tag} are taken; "
+                    "raise max_sequences or replicas.max")
+        return None
+
+    async def lease(self, sequence_id: str) -> AsyncGenerator[LeaseGrant | Refused | Revoked, None]:
+        """Hold this replica for one sequence until it is closed at the actor or the consumer cancels."""
+        refusal = self._refusal()
+        if refusal is not None:
+            yield Refused(refusal)
+            return
+        leader, generation, gone = self._group.leader, self._group.generation, asyncio.Event()
+        key = f"{sequence_id}/{time.monotonic_ns()}"
+        self._leases[key] = (generation, gone)
+        lost = asyncio.create_task(gone.wait())
+        closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
+        ended = False
+        try:
+            if await _answers(leader):  # a grant is a promise that the actor lives
+                yield LeaseGrant(f"{self._tag}#{generation}", leader, self._info)
+            else:
+                yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer")
+                return
+            await asyncio.wait({closed, lost}, return_when=asyncio.FIRST_COMPLETED)
+            ended = closed.done() and closed.result() is None
+            if not ended:
+                yield Revoked(f"{self._settings.name}: the actors of {self._tag} were lost")
+        finally:
+            del self._leases[key]
+            lost.cancel()
+            if not ended:  # the consumer went away: nobody else will free the sequence
+                task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    async def info(self) -> ReplicaInfo:
+        """What this replica serves."""
+        return self._info
+
+    async def stats(self) -> ReplicaStats:
+        """Counters of the replica's engine."""
+        stats: ReplicaStats = await self._group.leader.stats.remote()
+        return stats
+
+    async def num_leases(self) -> int:
+        """Sequences that hold this replica."""
+        return len(self._leases)
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises; a rebuild under way counts as healthy for a while."""
+        now = time.monotonic()
+        if self._group.alive():
+            self._last_alive = now
+            if not await self._group.check(ANSWER_S) and self._group.alive():
+                raise RuntimeError(f"{self._settings.name}: an actor of {self._tag} does not answer")
+        elif now - self._last_alive > self._rebuild_s:
+            raise RuntimeError(f"{self._settings.name}: {self._tag} cannot rebuild its actors; see its log")
+
+
+async def _settle(ref: Any) -> str | None:
+    """None when the call ended well, else why not."""
+    try:
+        await ref
+    except RayError as error:
+        return type(error).__name__
+    return None
+
+
+async def _answers(leader: Any) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await leader.ping.remote()
+    except (RayError, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""A row of logits is a function of its own sequence alone, bit for bit (DESIGN 3.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engine.runner import LocalRunner
+from actors.engine.step import StepInput
+from tests.models import ARCHITECTURES, tiny_model, tiny_runner
+
+pytestmark = pytest.mark.exactness
+
+PAGE = 64
+
+
+class Tape:
+    """Feeds sequences through a runner by hand, over page tables of the test's choosing."""
+
+    def __init__(self, runner: LocalRunner, num_sequences: int, seed: int) -> None:
+        self.runner = runner
+        order = np.random.default_rng(seed).permutation(runner.num_pages).astype(np.int32)
+        self.tables = np.array_split(order, num_sequences)
+
+    def run(self, parts: list[tuple[int, int, np.ndarray]]) -> torch.Tensor:
+        """One step over `(sequence, start, ids)`: logits of every row."""
+        ids = np.concatenate([p[2] for p in parts]).astype(np.int32)
+        positions = [np.arange(start, start + len(x), dtype=np.int32) for _, start, x in parts]
+        tables = [self.tables[s] for s, _, _ in parts]
+        used = [t[: -(-(start + len(x)) // PAGE)] for t, (_, start, x) in zip(tables, parts, strict=True)]
+        return self.runner.forward(
+            StepInput(
+                input_ids=ids,
+                positions=np.concatenate(positions),
+                slots=np.concatenate(
+                    [t[p // PAGE] * PAGE + p % PAGE for t, p in zip(tables, positions, strict=True)]
+                ).astype(np.int32),
+                cu_query=np.cumsum([0, *(len(x) for _, _, x in parts)]).astype(np.int32),
+                kv_len=np.array([start + len(x) for _, start, x in parts], np.int32),
+                pages=np.concatenate(used).astype(np.int32),
+                cu_pages=np.cumsum([0, *(len(u) for u in used)]).astype(np.int32),
+                logit_rows=np.arange(len(ids), dtype=np.int32),
+                copies=np.empty((0, 2), np.int32),
+            )
+        )
+
+    def feed(self, sequence: int, ids: np.ndarray, chunk: int) -> torch.Tensor:
+        """The whole sequence in chunks of `chunk`."""
+        return torch.cat([self.run([(sequence, i, ids[i : i + chunk])]) for i in range(0, len(ids), chunk)])
+
+
+def ids_of(runner: LocalRunner, count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, runner.vocab_size, count).astype(np.int32)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str, weights: str) -> None:
+    runner = tiny_runner(architecture, weights=weights, kv_tokens=1024)
+    a, b = ids_of(runner, 200, 0), ids_of(runner, 150, 1)
+    alone = Tape(runner, 2, seed=1).feed(0, a, 1)
+    for chunk in (2, 3, 5, 7, 8, 16, 37, 64, 100, 200):
+        assert torch.equal(Tape(runner, 2, seed=2).feed(0, a, chunk), alone), f"chunks of {chunk}"
+    rng = np.random.default_rng(0)
+    tape, rows, i, j = Tape(runner, 2, seed=3), [], 0, 0
+    while i < len(a):
+        n, k = int(rng.integers(1, 10)), int(rng.integers(1, 18))
+        parts = [(0, i, a[i : i + n])]
+        first = j < len(b) and rng.random() < 0.5
+        if j < len(b):
+            parts.insert(0 if first else 1, (1, j, b[j : j + k]))
+        out = tape.run(parts)
+        offset = len(parts[0][2]) if first else 0
+        rows.append(out[offset : offset + len(a[i : i + n])])
+        i, j = i + n, j + k
+    assert torch.equal(torch.cat(rows), alone), "mixed batch"
+
+
+def test_a_rebuilt_replica_computes_the_same_bits() -> None:
+    ids = ids_of(tiny_runner("llama"), 90, 4)
+    first = Tape(tiny_runner("llama"), 1, seed=5).feed(0, ids, 16)
+    assert torch.equal(Tape(tiny_runner("llama"), 1, seed=6).feed(0, ids, 5), first)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_paged_logits_agree_with_plain_transformers(architecture: str) -> None:
+    ids = ids_of(tiny_runner(architecture), 150, 7)
+    with torch.inference_mode():
+        plain = tiny_model(architecture)(torch.from_numpy(ids).long()[None]).logits[0].float()
+    paged = Tape(tiny_runner(architecture), 1, seed=8).feed(0, ids, 33)
+    assert (plain - paged).abs().max() < 2e-4
