@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
@@ -14,7 +15,7 @@ from actors.engine.engine import Engine
 from actors.engine.linear import pack_linears
 from actors.engine.runner import LocalRunner
 from actors.engine.step import ModelRunner
-from actors.loading.checkpoint import load_config, load_model, max_context_tokens
+from actors.loading.checkpoint import load_config, load_model, max_context_tokens, resolve
 from actors.loading.tokenizer import eos_ids, fingerprint, load_tokenizer
 from actors.messages import ReplicaInfo
 from actors.spec import DrafterSpec, ModelSpec
@@ -67,5 +68,13 @@ def describe(spec: ModelSpec, vocab_size: int) -> ReplicaInfo:
         num_pages=max(1, spec.kv_tokens // spec.page_tokens),
         page_tokens=spec.page_tokens,
         tokenizer_fingerprint=fingerprint(tokenizer),
-        eos_ids=tuple(eos_ids(spec.model)),
+        eos_ids=eos_ids(tokenizer, _generation_config(spec.model, config)),
     )
+
+
+def _generation_config(model: str, config: Any) -> Any:
+    """Chat models often end turns by more ids than the config names; those stand in the generation config."""
+    try:
+        return GenerationConfig.from_pretrained(resolve(model))
+    except OSError:  # the checkpoint has none
+        return config

@@ -11,8 +11,8 @@ from actors.drafters.base import Drafter
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
 from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats
-from actors.sampling.draw import draw
 from actors.sampling import laws as draft_laws
+from actors.sampling.draw import draw
 from actors.sampling.noise import Purpose, stream
 
 

@@ -104,7 +104,7 @@ def paged_attention(
     """Write the step's keys and values, then attend; returns [1, num_rows, num_heads, head_dim]."""
     if plan is None:
         raise RuntimeError("paged attention needs the step's plan: run the model through LocalRunner")
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer: Any = module.layer_idx  # set by transformers on every attention module
     keys, values = plan.kv.keys[layer], plan.kv.values[layer]
     heads, _, page, dim = keys.shape
     keys.view(heads, -1, dim).index_copy_(1, plan.slots, key[0].to(keys.dtype))

@@ -161,7 +161,9 @@ class Engine:
                 f"{context.num_tokens + len(draft)} tokens exceed this model's context of {self.max_context_tokens}"
             )
         if context.num_tokens + len(draft) > self.kv.num_pages * self.spec.page_tokens:
-            raise SequenceRejected(f"{context.num_tokens} tokens exceed the KV memory (kv_tokens={self.spec.kv_tokens})")
+            raise SequenceRejected(
+                f"{context.num_tokens} tokens exceed the KV memory (kv_tokens={self.spec.kv_tokens})"
+            )
         if len(context.tokens) and not 0 <= int(context.tokens.min()) <= int(context.tokens.max()) < self.vocab_size:
             raise SequenceRejected(f"a token id lies outside the vocabulary of {self.vocab_size}")
         sequence = self._sequences.get(context.sequence_id)

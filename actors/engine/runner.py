@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from actors.engine import attention
 from actors.engine.step import StepInput
@@ -74,8 +75,8 @@ def _probe_kv_geometry(model: Any, device: str) -> list[tuple[int, int]]:
         return torch.zeros_like(query).transpose(1, 2).contiguous(), None
 
     name = attention.NAME + "_probe"
-    attention.AttentionInterface.register(name, spy)
-    attention.AttentionMaskInterface.register(name, attention._no_mask)
+    AttentionInterface.register(name, spy)
+    AttentionMaskInterface.register(name, attention._no_mask)
     model.set_attn_implementation(name)
     with torch.inference_mode():
         one = torch.zeros(1, 1, dtype=torch.long, device=device)

@@ -43,13 +43,17 @@ class StepInput:
         """Inverse of `pack`."""
         lengths = packed[:9]
         parts = np.split(packed[9:], np.cumsum(lengths)[:-1])
-        return cls(*parts[:8], parts[8].reshape(-1, 2))
+        ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies = parts
+        return cls(ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies.reshape(-1, 2))
 
 
 class ModelRunner(Protocol):
     """Runs packed steps on one model; the only thing in the engine that touches tensors of the model."""
 
-    vocab_size: int  # rows of the output head
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head."""
+        ...
 
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""

@@ -7,11 +7,13 @@ the local cache (`OUTRIDER_CACHE`, default `~/.cache/outrider`) and loaded from 
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib import metadata, util
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def builtin_path(model: str = "builtin:smollm2") -> Path:
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package, found without importing it: its dependencies are not needed.
+    """The GGUF file of the installed package, found without importing it: its dependencies are not needed.
 
     Raises:
         BuiltinModelError: the package is not installed.
@@ -133,7 +135,7 @@ class _Steps:
 @contextmanager
 def _progress(title: str, num_steps: int) -> Iterator[_Steps]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
         steps = _Steps(progress, title, num_steps)
         yield steps
         steps("done")
@@ -141,14 +143,18 @@ def _progress(title: str, num_steps: int) -> Iterator[_Steps]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No second progress bar, and no warnings about a file that is being converted."""
+    """No second progress bar, and no warnings about a file that is being converted.
+
+    The GGUF reader draws a bar of its own that no setting turns off, hence the redirection.
+    """
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

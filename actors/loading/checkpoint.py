@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from actors.loading.builtin import builtin_path, is_builtin
 from actors.loading.errors import ModelNotFound, UnsupportedModel, first_line
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES", "KVGeometry", "ModelNotFound", "UnsupportedModel", "check_supported", "kv_geometry",
-    "load_config", "load_model", "max_context_tokens", "resolve",
+    "load_config", "load_generation_config", "load_model", "max_context_tokens", "resolve",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,6 +33,8 @@ def resolve(model: str) -> Path | str:
     """
     if is_builtin(model):
         return builtin_path(model)
+    if not model.strip():
+        raise ModelNotFound("the model's name is empty: give a directory, a Hugging Face id or builtin:smollm2")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -41,13 +43,13 @@ def resolve(model: str) -> Path | str:
     if path.is_file():
         raise ModelNotFound(f"{model} is a file: give the directory of a Hugging Face checkpoint")
     looks_like_path = model.startswith((".", "~", "/")) or model.count("/") > 1
-    if looks_like_path or not model.strip():
+    if looks_like_path:
         raise ModelNotFound(f"there is no directory {model!r}: check the path, or try builtin:smollm2")
     return model
 
 
 def load_config(model: str) -> PreTrainedConfig:
-    """The model's configuration. Raises ModelNotFound, or UnsupportedModel if its architecture is unknown."""
+    """The model's configuration. Raises ModelNotFound; UnsupportedModel if it is of no known kind."""
     source = resolve(model)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source)
@@ -56,6 +58,15 @@ def load_config(model: str) -> PreTrainedConfig:
     except ValueError as error:
         raise UnsupportedModel(f"{model}: {first_line(error)}") from error
     return config
+
+
+def load_generation_config(model: str) -> GenerationConfig | None:
+    """The model's generation settings (its end-of-text ids, above all), or None if it comes without."""
+    try:
+        settings: GenerationConfig = GenerationConfig.from_pretrained(resolve(model))
+    except OSError:
+        return None
+    return settings
 
 
 def load_model(spec: ModelSpec) -> PreTrainedModel:
@@ -80,7 +91,8 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModel(f"{spec.model} keeps a state that cannot take back a rejected draft")
     model.to(spec.device)  # type: ignore[arg-type]
-    model.eval().requires_grad_(False)
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)
     return model
 
 

@@ -46,7 +46,8 @@ class RowParallelLinear(nn.Module):
             total = partial
         else:
             total = sum_in_rank_order(partial, self._group)
-        return total if self.bias is None else total + self.bias
+        bias = self._buffers["bias"]
+        return total if bias is None else total + bias
 
 
 def sum_in_rank_order(partial: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -69,10 +69,12 @@ def explain_mismatch(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> 
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:
-    """Ids that end a text, ascending: the tokenizer's and those of the model's generation config (or None)."""
+    """Ids that end a text, ascending: the tokenizer's, and those of the model's generation config if any."""
     ids: set[int] = set()
-    for source in (tokenizer, generation_config):
-        value: int | Iterable[int] | None = getattr(source, "eos_token_id", None)
+    values: list[int | Iterable[int] | None] = [tokenizer.eos_token_id]
+    if generation_config is not None:
+        values.append(generation_config.eos_token_id)
+    for value in values:
         if value is not None:
             ids.update([value] if isinstance(value, int) else value)
     return tuple(sorted(ids))

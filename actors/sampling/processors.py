@@ -158,7 +158,7 @@ def _top_p(row: torch.Tensor, top_p: float) -> torch.Tensor:
     if top_p >= 1.0:
         return row
     size = row.shape[-1]
-    log_mass = torch.logsumexp(row, dim=-1).double()
+    log_mass = torch.logsumexp(row.double(), dim=-1)
     for width in (*(w for w in _TOP_P_WIDTHS if w < size), size):
         ids = top_ids(row, width)
         probs = (row[ids].double() - log_mass).exp()

@@ -76,10 +76,9 @@ def verify(
             rule = _block if mode is VerifyMode.BLOCK and laws is not None else _token_wise
             tokens = rule(rows, acceptance.random(rows.num_draft), residual)
     num_accepted = len(tokens) - 1
+    last = Origin.BONUS if num_accepted == rows.num_draft else Origin.RECOVERED
     if rows.num_draft == 0:
         last = Origin.PLAIN
-    else:
-        last = Origin.BONUS if num_accepted == rows.num_draft else Origin.RECOVERED
     logprobs = None
     if params.num_logprobs is not None:
         count = params.num_logprobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rich import box
 from rich.table import Table
 
 from cluster.cli import client
@@ -98,11 +99,11 @@ def _rate(answers: Sequence[Completion]) -> float:
 
 def table(rows: Sequence[Comparison]) -> Table:
     """One row per prompt and one for all."""
-    view = Table(title="target alone against speculation (greedy)")
+    view = Table(title="target alone against speculation (greedy)", box=box.SIMPLE_HEAD)  # fits 80 columns
     view.add_column("prompt")
     for header in ("tokens", "alone\ntokens/s", "speculation\ntokens/s", "speed-up", "MAT", "acceptance"):
         view.add_column(header, justify="right")
-    view.add_column("identical text")
+    view.add_column("identical\ntext")
     for row in rows:
         view.add_row(*_cells(row.name, _figures([row])))
     view.add_section()

@@ -66,8 +66,10 @@ def generate(
                 answer = client.stream(stub, message, timeout_s)
                 print(json.dumps(answer.as_json(), ensure_ascii=False))
                 return
-            answer = client.stream(stub, message, timeout_s, print_origin if show_origin else print_text)
-        stdout.print()
+            try:
+                answer = client.stream(stub, message, timeout_s, print_origin if show_origin else print_text)
+            finally:
+                stdout.print()  # an error starts its own line
         stderr.print(figures(answer), style="dim")
 
 

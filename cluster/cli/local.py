@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import logging
 import math
 import os
@@ -18,7 +20,8 @@ from cluster.cli import processes
 from cluster.cli.output import CommandError
 from cluster.config import Config
 
-SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray
+GRACE_S = 10.0  # running requests may end within this time of an interrupt
+SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray; beyond it processes are killed
 SERVICER = "cluster.rpc.outrider_pb2_grpc.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
@@ -92,7 +95,7 @@ def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
             yield
         finally:
             processes.ignore_interrupts()
-            _stop(temp_dir)
+            _stop(temp_dir, verbose)
 
 
 def _start(config: Config, temp_dir: str, verbose: bool) -> None:
@@ -133,13 +136,27 @@ def _why(fallback: str) -> str:
     return root_cause(fallback)
 
 
-def _stop(temp_dir: str) -> None:
-    """Serve, then Ray, each within a bound; then whatever of ours still runs."""
-    import ray
+def _stop_serve() -> None:
+    """Let running requests end, but not for long: replicas would wait as long as a request may live."""
     from ray import serve
 
+    async def stop() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serve.shutdown_async(), GRACE_S)
+
+    asyncio.run(stop())
+
+
+def _stop(temp_dir: str, verbose: bool) -> None:
+    """Serve, then Ray, each within a bound; then whatever of ours still runs."""
+    import ray
+
     ours = processes.descendants()
+    # Serve kills its controller in the middle of a call, which Ray reports as an error of ours.
+    quiet = contextlib.nullcontext() if verbose else contextlib.redirect_stderr(io.StringIO())
     if ray.is_initialized():
-        processes.bounded(serve.shutdown, SHUTDOWN_TIMEOUT_S)
-        processes.bounded(ray.shutdown, SHUTDOWN_TIMEOUT_S)
+        with quiet:
+            # A Serve that hangs may still use Ray from its thread, which must not be shut down under it.
+            if processes.bounded(_stop_serve, SHUTDOWN_TIMEOUT_S):
+                processes.bounded(ray.shutdown, SHUTDOWN_TIMEOUT_S)
     processes.end([*ours, *processes.mentioning(temp_dir)])

@@ -18,20 +18,22 @@ _closing: set[asyncio.Task[None]] = set()  # the event loop itself keeps only we
 
 
 async def generate(
-    request: GenerationRequest, ladder: Ladder, clock: Clock = time.monotonic
+    request: GenerationRequest, ladder: Ladder, clock: Clock = time.monotonic,
+    figures: FigureCounter | None = None,
 ) -> AsyncGenerator[TokenEvent | Finish, None]:
     """Yield committed blocks as they are decided, then one `Finish`.
 
     Close the generator early (`aclose`) to stop: every lease is given back, as it is before the
     `Finish` and after an error. Raises `GenerationFailed`, with the usage so far in its `finish`.
+    A caller that may stop early and wants the figures passes its own counter.
     """
     sequence = Sequence(request)
-    figures = FigureCounter(request.request_id)
-    climb = Climb(ladder, request, sequence, figures, clock)
+    counter = figures or FigureCounter(request.request_id)
+    climb = Climb(ladder, request, sequence, counter, clock)
 
     def finish(reason: FinishReason, stop_id: int | None = None) -> Finish:
         usage = Usage(len(request.prompt_ids), sequence.num_generated)
-        return Finish(reason, usage, figures.snapshot(), stop_id)
+        return Finish(reason, usage, counter.snapshot(), stop_id)
 
     try:
         while True:
@@ -44,7 +46,7 @@ async def generate(
                 return
             event = cut(verdict, sequence.remaining, request.stop_ids)
             sequence.commit(event.token_ids)
-            figures.count_round(verdict, event, clock() - began)
+            counter.count_round(verdict, event, clock() - began)
             ended = event.ends_with_stop or sequence.remaining == 0
             if ended:
                 await _close(climb)  # before yielding: the client may read slowly or never come back

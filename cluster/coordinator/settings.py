@@ -10,7 +10,7 @@ class CoordinatorSettings:
     """Every wait of the coordinator has a bound here. All times are in seconds."""
 
     draft_timeout_s: float = 1.0  # a draft (or a middle tier's pass) later than this is not waited for
-    catch_up_token_s: float = 0.002  # added to it for every token of context sent: a prefill takes longer
+    catch_up_token_s: float = 0.05  # added to it for every token of context sent: a prefill takes longer
     verify_timeout_s: float = 300.0  # a target pass longer than this counts as a lost replica
     target_wait_s: float = 30.0  # how long a sequence may stand without a target replica
     max_target_moves: int = 4  # target replicas a request may lose before it fails

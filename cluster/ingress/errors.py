@@ -84,7 +84,7 @@ def set_status(context: StatusContext, error: BaseException) -> Status:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """The error behind Ray's wrapper, which is an instance of the error's class too but prints a traceback."""
+    """The error behind Ray's wrapper; the wrapper's own message is a traceback."""
     while isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error

@@ -19,6 +19,7 @@ from actors.sampling.params import SamplingParams
 from actors.spec import DrafterSpec, ModelSpec
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
+from cluster.coordinator.settings import CoordinatorSettings
 from tests.local_tier import LocalTier, RandomDrafter, model_drafter, verifier
 from tests.spec_bench import prompts
 from tests.unit.test_exactness import Answer, answer
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.exactness, pytest.mark.e2e]
 
 MODEL = "builtin:smollm2"
 NUM_TOKENS = 128
+PATIENT = CoordinatorSettings(draft_timeout_s=300)  # ids are on trial here, not the speed of this machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,9 +79,9 @@ def run(tiers: dict[str, LocalTier], drafter: str | None, k: int, questions: lis
         case None:
             ladder = Ladder([tiers["target"]])
         case "three":
-            ladder = Ladder([tiers["ngram"], tiers["middle"], tiers["target"]], windows=[4])
+            ladder = Ladder([tiers["ngram"], tiers["middle"], tiers["target"]], windows=[4], settings=PATIENT)
         case _:
-            ladder = Ladder([tiers[drafter], tiers["target"]])
+            ladder = Ladder([tiers[drafter], tiers["target"]], settings=PATIENT)
 
     async def all_of_them() -> list[Answer]:
         gate = asyncio.Semaphore(batch)

@@ -38,7 +38,8 @@ def test_preset_yields_specs_for_draft_and_target() -> None:
     assert draft.tensor_parallel_size == 1
     assert (target.weights, target.tier) == ("fp32", 1)
     drafter = config.drafter_spec()
-    assert drafter is not None and drafter.kind == "model"
+    assert drafter is not None
+    assert drafter.kind == "model"
 
 
 def test_every_field_of_every_section_is_described() -> None:

@@ -20,10 +20,13 @@ from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, GenerationRequest, TokenEvent
+from cluster.coordinator.settings import CoordinatorSettings
 from tests.local_tier import LocalTier, RandomDrafter, model_drafter, verifier
 from tests.models import VOCAB, tiny_model, tiny_runner, tiny_spec
 
 pytestmark = pytest.mark.exactness
+
+PATIENT = CoordinatorSettings(draft_timeout_s=60)  # ids are on trial here, not the speed of this machine
 
 
 @dataclass
@@ -72,9 +75,9 @@ class House:
             case "plain":
                 return Ladder([self.target])
             case "three":
-                return Ladder([self.near, self.middle, self.target], windows=[6])
+                return Ladder([self.near, self.middle, self.target], windows=[6], settings=PATIENT)
             case _:
-                return Ladder([getattr(self, name), self.target])
+                return Ladder([getattr(self, name), self.target], settings=PATIENT)
 
     def ask(self, name: str, *requests: GenerationRequest) -> list[Answer]:
         async def all_at_once() -> list[Answer]:

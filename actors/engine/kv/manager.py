@@ -200,6 +200,20 @@ class KVManager:
         for page in held.table.cut(0):
             self._drop(page)
 
+    def discard(self, sequence_id: str) -> list[int]:
+        """Empty a sequence whose keys or values are bad (NaN): nothing it held will be found again.
+
+        Its pages leave the prefix cache, those that others hold included. Returns the pages that are free
+        now: only these may be overwritten, and must be before a masked read meets them (0 * NaN is NaN).
+        """
+        held = self._get(sequence_id)
+        for page in held.table.pages().tolist():
+            if self._ledger.cached(page) is not None:
+                self._ledger.forget(page)
+        pages = held.table.pages().tolist()
+        self.truncate(sequence_id, 0)
+        return [page for page in pages if self._ledger.refs(page) == 0]
+
     def check_integrity(self) -> None:
         """Prove free + owned + cached == total, and every count and cached page right.
 

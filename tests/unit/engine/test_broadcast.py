@@ -91,7 +91,8 @@ def test_followers_run_the_same_steps_without_the_output_head(num_rows: int) -> 
         assert runner.forward(step).shape == (1, 7)
     runner.stop()
     thread.join(5)
-    assert not thread.is_alive() and not failures
+    assert not thread.is_alive()
+    assert not failures
     assert len(there.steps) == 3
     for name in ("input_ids", "positions", "slots", "cu_query", "kv_len", "pages", "cu_pages", "copies"):
         np.testing.assert_array_equal(getattr(there.steps[-1], name), getattr(step, name))
@@ -106,7 +107,8 @@ def test_an_idle_leader_keeps_its_followers_alive_with_heartbeats() -> None:
     thread.start()
     runner = BroadcastRunner(Recorder(), Leader(wire), 5.0, failures.append, heartbeat_s=0.1)
     thread.join(1.6)  # longer than the follower's patience
-    assert thread.is_alive() and not failures
+    assert thread.is_alive()
+    assert not failures
     runner.stop()
     thread.join(5)
     assert not thread.is_alive()
@@ -115,7 +117,8 @@ def test_an_idle_leader_keeps_its_followers_alive_with_heartbeats() -> None:
 def test_a_silent_leader_is_a_failure_for_its_followers() -> None:
     failures: list[str] = []
     follow(Recorder(), Follower(Wire(), timeout_s=0.05), 5.0, failures.append)
-    assert len(failures) == 1 and "lost the group" in failures[0]
+    assert len(failures) == 1
+    assert "lost the group" in failures[0]
 
 
 def test_a_failing_step_is_a_failure_of_the_rank_wherever_it_happens() -> None:
@@ -134,7 +137,8 @@ def test_a_stopped_group_refuses_steps_and_stops_once() -> None:
     runner = BroadcastRunner(Recorder(), Leader(wire), 5.0)
     runner.stop()
     runner.stop()
-    assert receive(Follower(wire))[0] is Opcode.STOP and wire.down.empty()
+    assert receive(Follower(wire))[0] is Opcode.STOP
+    assert wire.down.empty()
     with pytest.raises(RuntimeError, match="stopped"):
         runner.forward(step_of(1))
 
@@ -152,8 +156,10 @@ def test_the_watchdog_fires_once_and_only_for_an_overdue_section() -> None:
         now[0] += 5.0
         with dog.guard("inner"):
             now[0] += 5.5
-            assert dog.check() and dog.check()
-    assert len(reports) == 1 and "second has been running for 10.5 s" in reports[0]
+            assert dog.check()
+            assert dog.check()
+    assert len(reports) == 1
+    assert "second has been running for 10.5 s" in reports[0]
 
 
 def test_the_watchdog_thread_reports_a_hang_by_itself() -> None:

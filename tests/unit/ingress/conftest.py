@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 from cluster.ingress.tokenizing import TextCodec
 
 CORPUS = [
-    "the quick brown fox jumps over the lazy dog", "你好世界 こんにちは", "naïve café 👩‍👩‍👧 🏳️‍🌈", "STOP the END",
+    "the quick brown fox jumps over the lazy dog", "你好世界 こんにちは",
+    "naïve café 👩‍👩‍👧 🏳️‍🌈", "STOP the END",
 ] * 3
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def remembered_processing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify_module, "process", remembered)
         patch.setattr(draw_module, "process", remembered)
+        patch.setattr(draw_module, "truncate", functools.cache(draw_module.truncate))  # keyed by identity
         yield
 
 
@@ -116,16 +118,15 @@ def check(
     )
 
 
-def generate(
-    ladder: Sequence[Table], params: SamplingParams, num_tokens: int, k: int = 2, support: int = 0,
-    deterministic: bool = False, window: int = 3,
-) -> tuple[tuple[int, ...], float]:
-    """Rounds until `num_tokens` are committed; returns the text and the accepted tokens per draft token.
+def one_round(
+    ladder: Sequence[Table], params: SamplingParams, text: Sequence[int], rounds: Iterator[int], k: int = 2,
+    support: int = 0, deterministic: bool = False, window: int = 3,
+) -> tuple[Verified, int]:
+    """One round of the last tier after `text`; returns its verdict and the draft tokens checked.
 
-    Each tier above the first collects verified tokens from below until it has `window` of them.
+    Each tier between collects verified tokens from below until it has `window` of them. `rounds` numbers
+    the calls; `support` truncates the laws of every tier but the last.
     """
-    text, rounds = list(PROMPT), itertools.count()
-    accepted = drafted = 0
 
     def collect(tier: int, prefix: list[int]) -> Drafted:
         if tier == 0:
@@ -133,39 +134,57 @@ def generate(
         tokens: list[int] = []
         laws: list[Laws] = []
         while len(tokens) < window:
-            below = collect(tier - 1, [*prefix, *tokens])
-            verdict = check(ladder[tier], params, [*prefix, *tokens], below, next(rounds), tier, True, support)
+            before = [*prefix, *tokens]
+            below = collect(tier - 1, before)
+            verdict = check(ladder[tier], params, before, below, next(rounds), tier, True, support)
             tokens.extend(verdict.tokens.tolist())
             if verdict.laws is not None:
                 assert verdict.laws.num_tokens == len(verdict.tokens)
                 laws.append(verdict.laws)
         return Drafted(np.array(tokens, np.int32), law_tools.concat(laws) if laws else None)
 
+    draft = collect(len(ladder) - 2, list(text))
+    return check(ladder[-1], params, text, draft, next(rounds), len(ladder) - 1), len(draft.tokens)
+
+
+def generate(
+    ladder: Sequence[Table], params: SamplingParams, num_tokens: int, **how: Any
+) -> tuple[tuple[int, ...], float]:
+    """Rounds until `num_tokens` are committed; returns the text and the accepted tokens per draft token."""
+    text, rounds = list(PROMPT), itertools.count()
+    accepted = drafted = 0
     while len(text) < len(PROMPT) + num_tokens:
-        draft = collect(len(ladder) - 2, text)
-        verdict = check(ladder[-1], params, text, draft, next(rounds), len(ladder) - 1)
+        verdict, num_draft = one_round(ladder, params, text, rounds, **how)
         accepted += verdict.num_accepted
-        drafted += len(draft.tokens)
+        drafted += num_draft
         text.extend(verdict.tokens.tolist())
     return tuple(text[len(PROMPT) : len(PROMPT) + num_tokens]), accepted / max(drafted, 1)
 
 
-def joint_law(model: Table, params: SamplingParams, num_tokens: int) -> dict[tuple[int, ...], float]:
-    """The target's own law of the first `num_tokens` tokens."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+Law = dict[tuple[int, ...], float]  # texts and their probabilities
+
+
+def joint_law(model: Table, params: SamplingParams, num_tokens: int, start: Law | None = None) -> Law:
+    """The law of the first `num_tokens` tokens when `model` alone continues `start` (default: nothing)."""
+    law: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for text, mass in (start or {(): 1.0}).items():
+        law[text[:num_tokens]] += mass
     for _ in range(num_tokens):
-        longer: dict[tuple[int, ...], float] = {}
+        longer: defaultdict[tuple[int, ...], float] = defaultdict(float)
         for text, mass in law.items():
+            if len(text) == num_tokens:
+                longer[text] += mass
+                continue
             history = [*PROMPT, *text]
             probs = process(model.logits(history), params, history, len(PROMPT)).double().exp()
             for token, prob in enumerate(probs.tolist()):
                 if prob > 0:
-                    longer[(*text, token)] = mass * prob
+                    longer[(*text, token)] += mass * prob
         law = longer
     return law
 
 
-def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+def p_value(counts: Counter[tuple[int, ...]], law: Law) -> float:
     """Chi-square p-value of `counts` under `law`; cells expected fewer than 5 times are pooled.
 
     0 if something was seen that the law excludes.

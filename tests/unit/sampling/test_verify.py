@@ -64,7 +64,7 @@ def test_greedy_text_is_the_targets_whatever_the_draft(params: SamplingParams, k
 @pytest.mark.parametrize("params", [COUPLED, replace(COUPLED, top_p=0.8, repetition_penalty=1.2)])
 def test_seeded_text_is_a_function_of_the_target_and_seed_alone(params: SamplingParams) -> None:
     target = Table(34, 8)
-    for seed in range(30):
+    for seed in range(8):
         one = replace(params, seed=seed)
         texts = {
             generate([Table(draft, 8 if draft % 2 else 11), target], one, 12, k=k)[0]
@@ -79,37 +79,20 @@ def test_seeded_text_is_a_function_of_the_target_and_seed_alone(params: Sampling
 def test_seeded_drafts_agree_with_the_target_more_often_than_chance() -> None:
     ladder = [Table(39, 6), Table(40, 6)]
     with remembered_processing():
-        coupled = np.mean([generate(ladder, replace(COUPLED, seed=i), 4, k=1)[1] for i in range(1000)])
+        coupled = np.mean([generate(ladder, replace(COUPLED, seed=i), 4, k=1)[1] for i in range(600)])
         apart = [
             check(ladder[1], replace(COUPLED, seed=i), PROMPT,
                   propose(ladder[0], replace(COUPLED, seed=i + 5000), PROMPT, 1, 0, 0), 0).num_accepted
-            for i in range(1000)
+            for i in range(600)
         ]
     assert coupled > np.mean(apart) + 0.05
-
-
-@pytest.mark.exactness
-def test_block_verification_accepts_at_least_as_much_as_token_wise() -> None:
-    for seed in range(3):
-        draft, target = Table(41 + seed, 4), Table(51 + seed, 4)
-        means = {}
-        with remembered_processing():
-            for params in (REJECTION, BLOCK):
-                accepted = []
-                for entropy in range(4000):
-                    one = replace(params, entropy=entropy)
-                    drafted = propose(draft, one, PROMPT, 4, 0, 0)
-                    accepted.append(check(target, one, PROMPT, drafted, 1).num_accepted)
-                means[params] = np.mean(accepted)
-        assert means[BLOCK] >= means[REJECTION] - 0.02  # two standard errors of a common draft set
-        assert means[BLOCK] > 0.1
 
 
 @pytest.mark.exactness
 def test_everything_is_accepted_when_p_equals_q() -> None:
     model = Table(61, 6)
     for params in (REJECTION, BLOCK, COUPLED):
-        for entropy in range(300):
+        for entropy in range(60):
             one = replace(params, entropy=entropy, seed=None if params.seed is None else entropy)
             drafted = propose(model, one, PROMPT, 3, 0, 0)
             assert check(model, one, PROMPT, drafted, 1).last is Origin.BONUS
@@ -137,10 +120,10 @@ def test_acceptance_rate_is_the_smaller_of_one_and_p_over_q() -> None:
         for token in (0, 1):
             drafted = Drafted(ids(token), law_tools.build([(ids(0, 1), q)]))
             rates.append(np.mean([
-                run(drafted, logits, replace(params, entropy=i)).num_accepted for i in range(2000)
+                run(drafted, logits, replace(params, entropy=i)).num_accepted for i in range(1000)
             ]))
         assert rates[0] == 1.0
-        assert abs(rates[1] - 1 / 7) < 0.03
+        assert abs(rates[1] - 1 / 7) < 0.04
 
 
 @ALL_MODES

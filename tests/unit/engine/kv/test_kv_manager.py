@@ -212,6 +212,17 @@ def test_views_cannot_change_the_books() -> None:
             view[0] = 3
 
 
+def test_discarded_pages_are_never_found_and_shared_ones_are_not_given_to_be_overwritten() -> None:
+    kv = KVManager(8, PAGE)
+    written(kv, "a", list(range(8)))
+    written(kv, "b", [0, 1, 2, 3, 9])
+    shared, own = kv.pages("b").tolist()
+    assert kv.discard("b") == [own]
+    assert kv.length("b") == 0 and kv.pages("a")[0] == shared
+    kv.check_integrity()
+    assert kv.open("c", list(range(9))) == 0
+
+
 def test_a_leak_is_detected() -> None:
     kv = KVManager(8, PAGE)
     written(kv, "a", [1, 2])

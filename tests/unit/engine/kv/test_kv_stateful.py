@@ -109,6 +109,15 @@ class KVMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.truth)
     @rule(number=pick)
+    def discard(self, number: int) -> None:
+        name = self.some(number)
+        for page in self.kv.discard(name):
+            for slot in range(page * PAGE, (page + 1) * PAGE):
+                self.memory[slot] = None
+        self.truth[name], self.committed[name] = [], 0
+
+    @precondition(lambda self: self.truth)
+    @rule(number=pick)
     def release(self, number: int) -> None:
         name = self.some(number)
         self.kv.release(name)

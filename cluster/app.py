@@ -1,0 +1,98 @@
+"""The Serve application: one deployment per tier, and the ingress in front of them.
+
+Usable from a Serve config file as `import_path: cluster.app:build`, with the settings of `cluster.config`
+(or just `preset: NAME`) as `args`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import LoggingConfig
+
+from cluster.config import Config, TierConfig, load_config
+from cluster.groups import PoolSettings
+from cluster.ingress.deployment import Ingress
+from cluster.pools import Pool
+
+REPLICA_CPUS = 0.01  # a pool's replica only hands out leases; its actors do the work
+LEASE_MARGIN = 16  # calls beside leases (info, stats), and leases refused in words instead of by waiting
+REFUSAL_MARGIN = 64  # requests an ingress replica takes only to refuse them with a status
+DRAIN_MARGIN_S = 30.0  # beyond the longest request
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application for these settings. Raises `ConfigError`, one line per mistake."""
+    config = load_config(args)
+    pools = [_pool(config, index) for index in range(len(config.tiers))]
+    limits = config.limits
+    ingress = _deployment(Ingress).options(
+        name="ingress",
+        num_replicas=config.server.num_replicas,
+        ray_actor_options={"num_cpus": config.server.num_cpus},
+        max_ongoing_requests=limits.max_concurrent_requests + limits.max_queued_requests + REFUSAL_MARGIN,
+        max_queued_requests=limits.max_queued_requests + REFUSAL_MARGIN,
+        graceful_shutdown_timeout_s=limits.request_timeout_s + DRAIN_MARGIN_S,
+        logging_config=_logging(),
+    )
+    return ingress.bind(config, *pools)
+
+
+def pool_settings(config: Config, index: int, **overrides: Any) -> PoolSettings:
+    """What each replica of tier `index` creates."""
+    tier = config.tiers[index]
+    drafts = index == 0 and len(config.tiers) > 1
+    return PoolSettings(**{
+        "name": tier.name, "spec": config.model_specs()[index],
+        "drafter": config.drafter_spec() if drafts else None,
+        "law_support": config.speculation.law_support, "num_cpus": tier.resources.num_cpus,
+        "num_gpus": tier.resources.num_gpus, "accelerator_type": tier.resources.accelerator_type,
+        "resources": dict(tier.resources.custom), **overrides,
+    })
+
+
+def pool_options(config: Config, index: int) -> dict[str, Any]:
+    """Serve's options of tier `index`: scaling, placement, and time to drain."""
+    tier = config.tiers[index]
+    bundle = tier.resources.bundle() or {"CPU": REPLICA_CPUS}
+    return {
+        "name": f"tier{index}-{tier.name}",
+        **_scaling(tier),
+        "max_ongoing_requests": tier.max_sequences + LEASE_MARGIN,
+        "ray_actor_options": {"num_cpus": REPLICA_CPUS},
+        # The replica sits in bundle 0; its actors, one per rank, are captured into the others.
+        "placement_group_bundles": [{"CPU": REPLICA_CPUS}, *([bundle] * tier.num_ranks)],
+        "placement_group_strategy": "PACK",
+        "graceful_shutdown_timeout_s": config.limits.request_timeout_s + DRAIN_MARGIN_S,
+        "health_check_period_s": 5.0,
+        "health_check_timeout_s": 30.0,
+        "logging_config": _logging(),
+    }
+
+
+def _logging() -> LoggingConfig:
+    """Serve's own access log would name every lease."""
+    return LoggingConfig(enable_access_log=False)
+
+
+def _pool(config: Config, index: int) -> serve.Application:
+    settings = pool_settings(config, index)
+    return _deployment(Pool).options(**pool_options(config, index)).bind(settings)
+
+
+def _deployment(cls: type) -> serve.Deployment:
+    deployment: serve.Deployment = serve.deployment(cls)  # type: ignore[assignment]  # a decorator by its stub
+    return deployment
+
+
+def _scaling(tier: TierConfig) -> dict[str, Any]:
+    replicas = tier.replicas
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.max}
+    return {"autoscaling_config": AutoscalingConfig(
+        min_replicas=replicas.min, max_replicas=replicas.max, initial_replicas=replicas.initial,
+        target_ongoing_requests=max(1.0, replicas.target_load * tier.max_sequences),
+        upscale_delay_s=replicas.upscale_delay_s, downscale_delay_s=replicas.downscale_delay_s,
+    )}

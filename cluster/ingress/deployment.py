@@ -1,0 +1,210 @@
+"""The Serve deployment that clients reach: checks, admits, generates, and answers in text."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ray.serve.handle import DeploymentHandle
+
+from actors.loading.tokenizer import load_tokenizer
+from actors.messages import ReplicaInfo
+from cluster.config import Config
+from cluster.coordinator.errors import GenerationFailed
+from cluster.coordinator.figures import FigureCounter
+from cluster.coordinator.generate import generate
+from cluster.coordinator.ladder import Ladder
+from cluster.coordinator.request import Finish, FinishReason, Usage
+from cluster.coordinator.settings import CoordinatorSettings
+from cluster.ingress.admission import Admission
+from cluster.ingress.checks import RequestLimits
+from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
+from cluster.ingress.errors import StatusContext, set_status
+from cluster.ingress.replies import chunk_to_pb, finish_to_pb, response_to_pb, tokens_to_pb
+from cluster.ingress.tokenizing import TextCodec
+from cluster.leases import RayTier
+from cluster.rpc import outrider_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+
+class RequestFailed(Exception):
+    """Ends a call whose status is already set on its context; its text is that status."""
+
+
+class TokenizersDiffer(ValueError):
+    """The tiers do not mean the same by the same token ids."""
+
+
+class Ingress:
+    """gRPC methods of `outrider.v1.Outrider`, and `__call__` for HTTP health checks."""
+
+    async def __init__(self, config: Config, *pools: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        """Wait for every tier, check that their tokenizers agree, load the target's."""
+        self._config = config
+        infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
+        check_tokenizers(config, infos)
+        target = infos[-1]
+        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, target.model))
+        self._limits = RequestLimits(
+            max_context_tokens=target.max_context_tokens, max_tokens=config.limits.max_tokens,
+            max_prompt_tokens=config.limits.max_prompt_tokens, max_lookahead=config.speculation.max_lookahead,
+            max_stop_strings=config.limits.max_stop_strings,
+        )
+        self._defaults = RequestDefaults(
+            eos_ids=target.eos_ids, block_verification=config.speculation.block_verification,
+            **config.sampling.model_dump(),
+        )
+        self._admission = Admission(config.limits.max_concurrent_requests, config.limits.max_queued_requests)
+        used = slice(None) if config.speculation.enabled else slice(-1, None)
+        self._lookahead = config.speculation.lookahead if config.speculation.enabled else 0
+        self._ladder = Ladder(
+            tiers=[RayTier(pool, config.limits.lease_timeout_s) for pool in pools[used]],
+            windows=[tier.window for tier in config.tiers[used][1:-1]],
+            settings=CoordinatorSettings(
+                draft_timeout_s=config.speculation.draft_timeout_s,
+                target_wait_s=config.limits.lease_timeout_s,
+            ),
+        )
+
+    async def Generate(self, request: pb.GenerateRequest, grpc_context: StatusContext) -> pb.GenerateResponse:
+        """A whole completion."""
+        try:
+            async with aclosing(self._chunks(request)) as stream:
+                chunks = [chunk async for chunk in stream]
+        except Exception as error:  # every failure becomes a status; a cancellation passes through
+            _fail(grpc_context, error)
+        return response_to_pb(chunks[-1].request_id, chunks)
+
+    async def GenerateStream(
+        self, request: pb.GenerateRequest, grpc_context: StatusContext,
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """A completion, piece by piece."""
+        try:
+            async with aclosing(self._chunks(request)) as stream:
+                async for chunk in stream:
+                    yield chunk
+        except Exception as error:  # as above
+            _fail(grpc_context, error)
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, grpc_context: StatusContext,
+    ) -> pb.GetModelInfoResponse:
+        """What is served."""
+        config, limits = self._config, self._limits
+        return pb.GetModelInfoResponse(
+            model=config.model_name, vocab_size=self._codec.vocab_size, version=_version(),
+            tiers=[_tier_to_pb(config, index) for index in range(len(config.tiers))],
+            limits=pb.Limits(
+                max_context_tokens=limits.max_context_tokens, max_tokens=limits.max_tokens,
+                default_max_tokens=self._defaults.max_tokens, default_lookahead_tokens=self._lookahead,
+                max_lookahead_tokens=limits.max_lookahead,
+            ),
+        )
+
+    async def __call__(self, request: object) -> dict[str, object]:
+        """HTTP GET: alive, and how busy."""
+        return {"model": self._config.model_name, "running": self._admission.num_running,
+                "waiting": self._admission.num_waiting}
+
+    async def _chunks(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """The stream, once the request is found good and has its turn. Cancelling it frees everything."""
+        began = time.monotonic()
+        deadline = began + self._config.limits.request_timeout_s
+        checked = from_pb(request, self._codec, self._limits, self._defaults)
+        figures = FigureCounter(checked.sequence_id)
+        outcome = "cancelled"
+        try:
+            async with (
+                self._admission.slot(deadline - began),
+                aclosing(self._generated(checked, figures, deadline)) as stream,
+            ):
+                async for chunk in stream:
+                    if chunk.HasField("finish"):
+                        outcome = pb.FinishReason.Name(chunk.finish.reason)
+                    yield chunk
+        except Exception as error:
+            outcome = error.code.value if isinstance(error, GenerationFailed) else type(error).__name__
+            raise
+        finally:
+            _log(checked, figures, outcome, time.monotonic() - began)
+
+    async def _generated(
+        self, checked: IngressRequest, figures: FigureCounter, deadline: float,
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """Chunks of one admitted request, the last one with its finish."""
+        text = checked.text_stream(self._codec)
+        generation = checked.generation(self._lookahead, deadline)
+        async with aclosing(generate(generation, self._ladder, figures=figures)) as events:
+            async for event in events:
+                if isinstance(event, Finish):
+                    rest = text.finish().text  # what was held back; it may complete a stop string
+                    yield chunk_to_pb(checked.request_id, rest, finish=finish_to_pb(event, text.stop))
+                    return
+                piece = text.push(event.token_ids.tolist())
+                tokens = tokens_to_pb(event, piece.num_tokens)
+                if piece.stop is None:
+                    yield chunk_to_pb(checked.request_id, piece.text, tokens)
+                    continue
+                break  # the coordinator knows no text: it is stopped here
+        usage = Usage(len(checked.prompt_ids), text.num_tokens)
+        finish = Finish(FinishReason.STOP, usage, figures.snapshot())
+        yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop))
+
+
+def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
+    """Raises `TokenizersDiffer`: a draft in other ids than the target's would be noise."""
+    for tier, info in zip(config.tiers, infos, strict=True):
+        # A drafter without a model has no fingerprint: it repeats ids of the text, whatever they mean.
+        if info.tokenizer_fingerprint and info.tokenizer_fingerprint != infos[-1].tokenizer_fingerprint:
+            raise TokenizersDiffer(
+                f"tier {tier.name!r} ({info.model}) and target {config.target.name!r} ({infos[-1].model}) have "
+                " different tokenizers: choose a draft model of the target's family"
+            )
+
+
+def _fail(context: StatusContext, error: Exception) -> NoReturn:
+    """Set the status, log what the client must not see, and end the call."""
+    status = set_status(context, error)
+    if status.code.name == "INTERNAL":
+        logger.error("request failed", exc_info=error)
+    raise RequestFailed(f"{status.code.name}: {status.details}") from None
+
+
+def _log(checked: IngressRequest, figures: FigureCounter, outcome: str, wall_s: float) -> None:
+    """One record per request; never any of its text or ids."""
+    found = figures.snapshot()
+    logger.info("request ended: %s", outcome, extra={
+        "request_id": checked.sequence_id, "outcome": outcome, "wall_s": round(wall_s, 4),
+        "num_prompt_tokens": len(checked.prompt_ids), "num_committed": found.committed,
+        "rounds": found.rounds, "num_drafted": found.drafted, "num_accepted": found.accepted,
+        "lease_moves": found.lease_moves,
+    })
+
+
+def _tier_to_pb(config: Config, index: int) -> pb.TierInfo:
+    tier, spec, drafter = config.tiers[index], config.model_specs()[index], config.drafter_spec()
+    is_target = index == len(config.tiers) - 1
+    kind = "target" if is_target else drafter.kind if drafter is not None and index == 0 else "model"
+    return pb.TierInfo(
+        name=tier.name, kind=kind, tensor_parallel_size=spec.tensor_parallel_size, dtype=spec.dtype,
+        weights=spec.weights, model="" if kind == "ngram" else _public_name(spec.model),
+    )
+
+
+def _public_name(model: str) -> str:
+    """A directory's place on the server is nobody's business."""
+    return Path(model).name if Path(model).is_absolute() or model.startswith(".") else model
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("outrider")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"

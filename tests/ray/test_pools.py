@@ -1,0 +1,209 @@
+"""A pool on a real local Ray and Serve, with a drafter that only echoes: leases, loss and recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from actors.drafters.base import Drafter
+from actors.messages import Context, Draft, Origin, ReplicaInfo, ReplicaStats, Verdict
+from actors.sampling.params import SamplingParams
+from actors.spec import DrafterSpec, ModelSpec
+from cluster.coordinator.tier import DraftLost, NoReplica, ReplicaLost
+from cluster.groups import PoolSettings
+from cluster.leases import RayLease, RayTier
+from cluster.pools import LeaseGrant, Pool
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio]
+
+NEVER = 13  # asking the echo for this many tokens is never answered
+MAX_SEQUENCES = 2
+
+
+class Echo(Drafter):
+    """Repeats the last token."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+
+    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
+        self._open.add(context.sequence_id)
+        future: Future[Draft] = Future()
+        if num_tokens > 100:
+            raise RuntimeError("too many")
+        if num_tokens != NEVER:
+            future.set_result(Draft(np.full(num_tokens, context.tokens[-1], np.int32)))
+        return future
+
+    def close(self, sequence_id: str) -> None:
+        self._open.discard(sequence_id)
+
+    def stats(self) -> ReplicaStats:
+        return ReplicaStats(len(self._open), 0, 0, 0, 0, 0)
+
+    def shutdown(self) -> None:
+        """Nothing runs."""
+
+
+def make_echo(spec: ModelSpec, drafter: DrafterSpec) -> Drafter:
+    return Echo()
+
+
+class Judge:
+    """Accepts everything."""
+
+    async def verify(self, context: Context, *drafts: Draft, want_laws: bool = False) -> Verdict:
+        tokens = np.concatenate([*(draft.tokens for draft in drafts), np.array([7], np.int32)])
+        return Verdict(tokens, len(tokens) - 1, len(tokens) - 1, Origin.BONUS)
+
+    async def close(self, sequence_id: str) -> None:
+        """Holds nothing."""
+
+
+def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> DeploymentHandle[Any]:
+    settings = PoolSettings(
+        name=name, spec=ModelSpec(tier=0, model="echo", max_sequences=max_sequences, idle_timeout_s=30.0),
+        drafter=DrafterSpec(kind="ngram"), law_support=0, num_cpus=0.1, num_gpus=0, accelerator_type=None,
+        resources={}, draft_factory="tests.ray.test_pools:make_echo",
+    )
+    pool: Any = serve.deployment(Pool)
+    application = pool.options(
+        name=name, max_ongoing_requests=max_ongoing_requests, ray_actor_options={"num_cpus": 0.1},
+        placement_group_bundles=[{"CPU": 0.1}, {"CPU": 0.1}], health_check_period_s=1.0,
+    ).bind(settings)
+    return serve.run(application, name=name, route_prefix=None)
+
+
+@pytest.fixture(scope="module")
+def pools(ray_env: None) -> Iterator[dict[str, DeploymentHandle[Any]]]:
+    yield {
+        "limited-by-serve": deploy("limited-by-serve", max_sequences=100, max_ongoing_requests=MAX_SEQUENCES),
+        "limited-by-pool": deploy("limited-by-pool", max_sequences=MAX_SEQUENCES, max_ongoing_requests=50),
+    }
+    serve.shutdown()
+
+
+@pytest.fixture
+def handle(pools: dict[str, DeploymentHandle[Any]]) -> DeploymentHandle[Any]:
+    return pools["limited-by-pool"]
+
+
+def context(sequence_id: str, *tokens: int) -> Context:
+    ids = np.array(tokens, np.int32)
+    return Context(sequence_id, 0, ids, len(ids), len(ids), SamplingParams(), 0)
+
+
+async def eventually(check: Callable[[], Any], timeout_s: float = 10.0) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < timeout_s:
+        found = check()
+        if await found if hasattr(found, "__await__") else found:
+            return time.monotonic() - began
+        await asyncio.sleep(0.02)
+    pytest.fail(f"not so within {timeout_s} s")
+
+
+def num_leases(handle: DeploymentHandle[Any], expected: int) -> Callable[[], Any]:
+    async def check() -> bool:
+        return bool(await handle.num_leases.remote() == expected)
+
+    return check
+
+
+@pytest.mark.parametrize("name", ["limited-by-serve", "limited-by-pool"])
+async def test_lease_is_ongoing_work_until_released(name: str, pools: dict[str, DeploymentHandle[Any]]) -> None:
+    patient, hasty = RayTier(pools[name], 20.0), RayTier(pools[name], 1.0)
+    held = [await patient.lease(f"s{i}") for i in range(MAX_SEQUENCES)]
+    with pytest.raises(NoReplica):
+        await hasty.lease("late")
+    waiting = asyncio.create_task(patient.lease("late"))
+    await held[0].release()
+    await held[0].release()  # idempotent
+    late = await waiting
+    await held[1].release()
+    await late.release()
+    assert await eventually(num_leases(pools[name], 0)) < 5
+
+
+async def test_full_replica_says_what_to_change(handle: DeploymentHandle[Any]) -> None:
+    tier = RayTier(handle, 0.5)
+    held = [await tier.lease(f"s{i}") for i in range(MAX_SEQUENCES)]
+    with pytest.raises(NoReplica, match=r"all 2 sequences of \w+ are taken; raise max_sequences"):
+        await tier.lease("late")
+    for lease in held:
+        await lease.release()
+
+
+async def test_proposals_arrive_and_failures_are_empty_drafts(handle: DeploymentHandle[Any]) -> None:
+    lease = await RayTier(handle, 10.0).lease("s")
+    draft = await lease.propose(context("s", 1, 2, 3), 4).fetch()
+    assert draft.tokens.tolist() == [3, 3, 3, 3]
+    failed = await lease.propose(context("s", 1), 101).fetch()
+    assert len(failed.tokens) == 0
+    assert failed.error == "RuntimeError: too many"
+    never = lease.propose(context("s", 1), NEVER)
+    assert not await never.wait(0.05)
+    assert (await handle.stats.remote()).num_sequences == 1
+    await lease.release()
+    assert (await handle.stats.remote()).num_sequences == 0
+
+
+async def test_cancelled_consumer_frees_sequence(handle: DeploymentHandle[Any]) -> None:
+    lease = await RayTier(handle, 10.0).lease("s")
+    await lease.propose(context("s", 1), 1).fetch()
+    lease._stream.cancel()  # what a dying ingress does
+    await eventually(num_leases(handle, 0))
+
+    async def freed() -> bool:
+        return bool((await handle.stats.remote()).num_sequences == 0)
+
+    await eventually(freed)
+
+
+async def test_killed_actor_revokes_leases_and_is_replaced_within_seconds(handle: DeploymentHandle[Any]) -> None:
+    tier = RayTier(handle, 20.0)
+    lease = await tier.lease("s")
+    pending = lease.propose(context("s", 1), NEVER)
+    ray.kill(lease._grant.actor)
+    with pytest.raises(ReplicaLost):
+        await pending.fetch()
+    await eventually(lambda: lease.revoked)
+    again = await tier.lease("s", avoid=frozenset({lease.replica_id}))
+    assert again.replica_id != lease.replica_id
+    draft = await again.propose(context("s", 5), 2).fetch()
+    assert draft.tokens.tolist() == [5, 5]
+    await lease.release()  # of a dead actor: no error
+    await again.release()
+    await eventually(num_leases(handle, 0))
+
+
+async def nothing() -> AsyncIterator[None]:
+    if False:
+        yield None
+
+
+async def test_verify_tells_a_lost_draft_from_a_lost_replica(handle: DeploymentHandle[Any]) -> None:
+    judge = ray.remote(Judge).options(num_cpus=0.1).remote()
+    info = ReplicaInfo(1, "judge", 10, 10, 1, 1, "")
+    target = RayLease("s", LeaseGrant("judge", judge, info), nothing())
+    lease = await RayTier(handle, 10.0).lease("s")
+    good = lease.propose(context("s", 4), 2)
+    assert (await target.verify(context("s", 4), good, want_laws=False)).tokens.tolist() == [4, 4, 7]
+    call = target.verify(context("s", 4), lease.propose(context("s", 4), NEVER), want_laws=False)
+    ray.kill(lease._grant.actor)
+    with pytest.raises(DraftLost):
+        await call
+    assert (await target.verify(context("s", 4), want_laws=False)).tokens.tolist() == [7]
+    ray.kill(judge)
+    with pytest.raises(ReplicaLost, match="judge: its actor died"):
+        await target.verify(context("s", 4), good, want_laws=False)
+    await lease.release()
