@@ -21,6 +21,7 @@ from actors.spec import ModelSpec
 
 if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     from actors.engine.broadcast import BroadcastRunner
     from actors.engine.runner import LocalRunner
@@ -47,7 +48,7 @@ class RankWorker:
         self._spec = spec
         self._rank = rank
         self._law_support = law_support
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._runner: BroadcastRunner | None = None
         self._verifier: Verifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,7 +59,7 @@ class RankWorker:
         """Address of the node that this rank runs on."""
         import ray.util
 
-        address: str = ray.util.get_node_ip_address()
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return address
 
     async def rendezvous(self, host: str) -> Rendezvous:
@@ -145,11 +146,11 @@ class RankWorker:
             self._loop.call_soon_threadsafe(self._mark_closed, sequence_id)
 
     def _open_store(self, host: str) -> Rendezvous:
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
         listener = socket.create_server((host, 0))  # bound here, so that it listens on `host` alone
         port = listener.getsockname()[1]
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             host, port, self._spec.tensor_parallel_size, is_master=True, wait_for_workers=False,
             timeout=timedelta(seconds=LOAD_TIMEOUT_S), master_listen_fd=listener.detach(),
         )
@@ -181,11 +182,12 @@ class RankWorker:
         # DeepSpeed names its shared memory by these.
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting.host, str(meeting.port)
         import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as above
 
         size, patience = self._spec.tensor_parallel_size, timedelta(seconds=LOAD_TIMEOUT_S)
-        store = self._store or dist.TCPStore(meeting.host, meeting.port, size, is_master=False, timeout=patience)
+        store = self._store or TCPStore(meeting.host, meeting.port, size, is_master=False, timeout=patience)
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=size, timeout=patience)
-        group = dist.new_group(timeout=timedelta(seconds=self._spec.step_timeout_s))
+        group: dist.ProcessGroup | None = dist.new_group(timeout=timedelta(seconds=self._spec.step_timeout_s))
         assert group is not None
         return group
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from actors.engine.jobs import Job, PrefixMissing, SequenceRejected, StaleCall
+from actors.engine.kv.copies import parallel_copies
 from actors.engine.kv.manager import KVManager
 from actors.engine.scheduler import Chunk, plan_chunks
 from actors.engine.step import ModelRunner, StepInput
@@ -300,8 +301,7 @@ class Engine:
 
     def _scrub(self, sequence: Sequence) -> None:
         """NaN keys or values must not reach the pages' next owner (0 * NaN is NaN even where masked)."""
-        self._copies.extend((self._scrub_page, int(p)) for p in self.kv.pages(sequence.sequence_id))
-        self.kv.truncate(sequence.sequence_id, 0)
+        self._copies.extend((self._scrub_page, page) for page in self.kv.discard(sequence.sequence_id))
 
     def _close(self, sequence_id: str) -> None:
         sequence = self._sequences.pop(sequence_id, None)
@@ -330,7 +330,7 @@ class Engine:
             num_logits = self._num_logits(sequence, chunk)
             logit_rows.append(np.arange(row + size - num_logits, row + size, dtype=np.int32))
             row += size
-        copies = np.array(self._copies, np.int32).reshape(-1, 2)
+        copies = np.array(parallel_copies(self._copies), np.int32).reshape(-1, 2)
         self._copies = []
         return StepInput(
             input_ids=np.concatenate(ids).astype(np.int32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from actors.engine import attention
 from actors.engine.step import StepInput
 from actors.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,6 +33,7 @@ class LocalRunner:
             raise UnsupportedAttention(
                 f"{spec.model}: attention soft-capping (Gemma 2) is not supported; use a model without it"
             )
+        _warn_of_odd_widths(model, spec)
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self._model = model
@@ -58,6 +62,18 @@ class LocalRunner:
         logits: torch.Tensor = output.logits[0].float().cpu()
         return logits
 
+
+
+def _warn_of_odd_widths(model: Any, spec: ModelSpec) -> None:
+    """Elementwise kernels treat a tail of less than 16 values differently, so there rows could see each other."""
+    head = model.get_output_embeddings()
+    odd = {m.out_features for m in model.modules() if m is not head and getattr(m, "out_features", 0) % 16}
+    if odd and spec.device == "cpu":
+        log.warning(
+            "%s: layer widths %s are not multiples of 16 (on this rank): logits may differ in the last bit with the "
+            "number of rows, so equal ids hold only up to near ties",
+            spec.model, sorted(odd),
+        )
 
 
 def _probe_kv_geometry(model: Any, device: str) -> list[tuple[int, int]]:

@@ -34,11 +34,11 @@ def resolve(model: str) -> Path | str:
     if is_builtin(model):
         return builtin_path(model)
     if not model.strip():
-        raise ModelNotFound("the model's name is empty: give a directory, a Hugging Face id or builtin:smollm2")
+        raise ModelNotFound("the model name is empty: give a directory, a Hugging Face id or builtin:smollm2")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{model} has no config.json: give the directory of a Hugging Face checkpoint")
+            raise ModelNotFound(f"{model} has no config.json: give a Hugging Face checkpoint directory")
         return path
     if path.is_file():
         raise ModelNotFound(f"{model} is a file: give the directory of a Hugging Face checkpoint")
@@ -49,7 +49,7 @@ def resolve(model: str) -> Path | str:
 
 
 def load_config(model: str) -> PreTrainedConfig:
-    """The model's configuration. Raises ModelNotFound; UnsupportedModel if it is of no known kind."""
+    """The model's configuration. Raises ModelNotFound; UnsupportedModel for an unknown kind."""
     source = resolve(model)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source)

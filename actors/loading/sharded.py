@@ -38,7 +38,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features of this rank] -> [..., out_features], the same on every rank."""
-        partial = self.shard(x).contiguous()
+        partial: torch.Tensor = self.shard(x).contiguous()
         if self._shared_memory:
             from deepspeed import comm
 
@@ -46,8 +46,9 @@ class RowParallelLinear(nn.Module):
             total = partial
         else:
             total = sum_in_rank_order(partial, self._group)
-        bias = self._buffers["bias"]
-        return total if bias is None else total + bias
+        bias: torch.Tensor | None = self._buffers["bias"]
+        result: torch.Tensor = total if bias is None else total + bias
+        return result
 
 
 def sum_in_rank_order(partial: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -142,8 +142,7 @@ class _Rows:
         if self._laws is None:
             return np.array([token], np.int32), np.ones(1), 1.0
         ids, probs = self._laws.at(i)
-        total = float(probs.sum())
-        if not (np.isfinite(total) and total > 0.0 and float(probs.min()) >= 0.0):
+        if not (len(probs) and 0.0 < float(probs.sum()) < np.inf and float(probs.min()) >= 0.0):
             raise BadDraft(f"the law of draft token {i} is not a distribution; send float32 probabilities")
         q = law_tools.normalised(probs)
         q_token = float(q[ids == token].sum())
@@ -211,27 +210,27 @@ def _block(rows: _Rows, uniforms: Floats, residual: float) -> list[int]:
     does: it stays 0, and so does every later h.
     """
     num_draft = rows.num_draft
-    p = rows.p(0)
-    pi, kept = 1.0, 0
-    p_kept, pi_kept = p, pi
+    p, pi, kept = rows.p(0), 1.0, 0
+    if num_draft == 0:
+        return [law_tools.sample(p, residual)]
+    ids, q, q_token = rows.q(0)
+    left = (p, pi, ids, q)  # of the residual max(pi p - q, 0) to draw from when `kept` tokens are kept
     for i in range(num_draft):
-        q_token = rows.q(i)[2]
         pi = min(pi * rows.p_token(p, i) / q_token, 1.0)
         if pi == 0.0:
             break
         p = rows.p(i + 1)
         threshold = pi
         if i + 1 < num_draft:
-            ids, q, _ = rows.q(i + 1)
+            ids, q, q_token = rows.q(i + 1)
             mass = _residual_mass(p, pi, ids, q)
             # 0 / 0: pi = 1 and p = q, where the next token is always kept; 1 agrees with the limit.
             threshold = mass / (mass + 1.0 - pi) if mass + 1.0 - pi > 0.0 else 1.0
         if uniforms[i] < threshold:
-            kept, p_kept, pi_kept = i + 1, p, pi
+            kept, left = i + 1, (p, pi, ids, q)
     if kept == num_draft:
-        return [*rows.draft, law_tools.sample(p_kept, residual)]
-    ids, q, _ = rows.q(kept)
-    return [*rows.draft[:kept], _draw_residual(p_kept, pi_kept, ids, q, residual)]
+        return [*rows.draft, law_tools.sample(p, residual)]
+    return [*rows.draft[:kept], _draw_residual(*left, residual)]
 
 
 def _residual_mass(p: Floats, pi: float, ids: Ids, q: Floats) -> float:

@@ -142,7 +142,7 @@ def _stop_serve() -> None:
 
     async def stop() -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(serve.shutdown_async(), GRACE_S)
+            await asyncio.wait_for(serve.shutdown_async(), GRACE_S)  # type: ignore[no-untyped-call]
 
     asyncio.run(stop())
 

@@ -70,7 +70,7 @@ def test_geometry_is_right_for_models_without_grouped_heads() -> None:
 
 def test_layers_of_different_shape_are_refused() -> None:
     config = SimpleNamespace(
-        model_type="odd", num_attention_heads=4, hidden_size=32, head_dim=8, global_head_dim=16, num_hidden_layers=2
+        model_type="odd", num_attention_heads=4, hidden_size=32, head_dim=8, global_head_dim=16
     )
     config.get_text_config = lambda: config
     with pytest.raises(UnsupportedModel, match="layers of odd differ in KV shape"):
