@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats
+from actors.presence import Presence
 from actors.spec import DrafterSpec, ModelSpec
 
 DEFAULT_FACTORY = "actors.build:build_drafter"
@@ -32,44 +33,30 @@ class DraftActor:
         self._spec = model_spec
         self._kind = drafter_spec.kind
         self._drafter = load_factory(factory)(model_spec, drafter_spec)
-        self._closed: dict[str, asyncio.Event] = {}
-        self._last_call: dict[str, float] = {}  # s, monotonic
+        self._presence = Presence(model_spec.idle_timeout_s)
 
     async def propose(self, context: Context, num_tokens: int) -> Draft:
         """At most `num_tokens` tokens after `context`."""
-        started = self._last_call[context.sequence_id] = time.monotonic()
+        started = time.monotonic()
+        self._presence.touch(context.sequence_id)
         try:
             draft: Draft = await asyncio.wrap_future(self._drafter.propose(context, num_tokens))
         except Exception as error:  # whatever happened, the round goes on without a draft and says why
             reason = f"{type(error).__name__}: {error}"
             draft = Draft(np.empty(0, np.int32), tier=self._spec.tier, error=reason,
                           seconds=time.monotonic() - started)
-        if context.sequence_id in self._last_call:
-            self._last_call[context.sequence_id] = time.monotonic()
+        self._presence.touch_again(context.sequence_id)
         return draft
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        self._last_call.pop(sequence_id, None)
         self._drafter.close(sequence_id)
-        event = self._closed.pop(sequence_id, None)
-        if event is not None:
-            event.set()
+        self._presence.end(sequence_id)
 
     async def wait_closed(self, sequence_id: str) -> None:
         """Return once the sequence was closed, or nobody has called for it during `idle_timeout_s`."""
-        event = self._closed.setdefault(sequence_id, asyncio.Event())
-        self._last_call.setdefault(sequence_id, time.monotonic())
-        while not event.is_set():
-            idle_s = time.monotonic() - self._last_call.get(sequence_id, 0.0)
-            if idle_s >= self._spec.idle_timeout_s:
-                await self.close(sequence_id)
-                return
-            try:
-                async with asyncio.timeout(self._spec.idle_timeout_s - idle_s + 0.01):
-                    await event.wait()
-            except TimeoutError:
-                continue  # somebody may have called meanwhile: look again
+        if not await self._presence.ended(sequence_id):
+            await self.close(sequence_id)
 
     async def info(self) -> ReplicaInfo:
         """What the replica says of itself."""

@@ -11,12 +11,12 @@ import logging
 import os
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats, Verdict
+from actors.presence import Presence
 from actors.spec import ModelSpec
 
 if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
@@ -52,8 +52,7 @@ class RankWorker:
         self._runner: BroadcastRunner | None = None
         self._verifier: Verifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed: dict[str, asyncio.Event] = {}
-        self._last_call: dict[str, float] = {}  # s, monotonic
+        self._presence = Presence(spec.idle_timeout_s)
 
     async def locate(self) -> str:
         """Address of the node that this rank runs on."""
@@ -73,32 +72,21 @@ class RankWorker:
 
     async def verify(self, context: Context, *drafts: Draft | Verdict, want_laws: bool = False) -> Verdict:
         """Verify the concatenation of `drafts` (refs arrive resolved) after `context`; none means a plain step."""
-        self._last_call[context.sequence_id] = time.monotonic()
+        self._presence.touch(context.sequence_id)
         pieces = [d.as_draft() if isinstance(d, Verdict) else d for d in drafts]
         verdict = await asyncio.wrap_future(self._leader().verify(context, pieces, want_laws))
-        if context.sequence_id in self._last_call:
-            self._last_call[context.sequence_id] = time.monotonic()
+        self._presence.touch_again(context.sequence_id)
         return verdict
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence and free what it held; unknown ids are ignored."""
         self._leader().close(sequence_id)
-        self._mark_closed(sequence_id)
+        self._presence.end(sequence_id)
 
     async def wait_closed(self, sequence_id: str) -> None:
         """Return once the sequence was closed, or nobody has called for it during `idle_timeout_s`."""
-        event = self._closed.setdefault(sequence_id, asyncio.Event())
-        self._last_call.setdefault(sequence_id, time.monotonic())
-        while not event.is_set():
-            idle_s = time.monotonic() - self._last_call.get(sequence_id, 0.0)
-            if idle_s >= self._spec.idle_timeout_s:
-                await self.close(sequence_id)
-                return
-            try:
-                async with asyncio.timeout(self._spec.idle_timeout_s - idle_s + 0.01):
-                    await event.wait()
-            except TimeoutError:
-                continue  # somebody may have called meanwhile: look again
+        if not await self._presence.ended(sequence_id):
+            await self.close(sequence_id)
 
     async def info(self) -> ReplicaInfo:
         """What this replica serves."""
@@ -122,8 +110,7 @@ class RankWorker:
 
     async def shutdown(self) -> None:
         """Stop the engine and let the followers go (rank 0)."""
-        for sequence_id in list(self._closed):
-            self._mark_closed(sequence_id)
+        self._presence.end_all()
         if self._verifier is not None:
             await asyncio.to_thread(self._verifier.shutdown)
         if self._runner is not None:
@@ -134,16 +121,10 @@ class RankWorker:
             raise RuntimeError(f"rank {self._rank} does not lead (yet): call rank 0 once `start` has returned")
         return self._verifier
 
-    def _mark_closed(self, sequence_id: str) -> None:
-        self._last_call.pop(sequence_id, None)
-        event = self._closed.pop(sequence_id, None)
-        if event is not None:
-            event.set()
-
     def _on_closed(self, sequence_id: str) -> None:
         """The engine freed a sequence by itself (its thread calls this)."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._mark_closed, sequence_id)
+            self._loop.call_soon_threadsafe(self._presence.end, sequence_id)
 
     def _open_store(self, host: str) -> Rendezvous:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__

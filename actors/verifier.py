@@ -8,9 +8,10 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
+from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
-from actors.messages import Context, Draft, Ids, Laws, Origin, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import Context, Draft, Ids, Laws, Origin, ReplicaInfo, Verdict
 from actors.sampling import laws as draft_laws
 from actors.sampling.verify import verify
 
@@ -108,12 +109,11 @@ def _one_hot(ids: Ids) -> Laws:
     return Laws(ids=ids, probs=np.ones(len(ids), np.float32), cu_len=np.arange(len(ids) + 1, dtype=np.int32))
 
 
-class Verifier:
+class Verifier(EngineBacked):
     """Verifies drafts of many sequences in one engine."""
 
     def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int) -> None:
-        self.engine = engine
-        self._info = info
+        super().__init__(engine, info)
         self._law_support = law_support
 
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
@@ -123,20 +123,3 @@ class Verifier:
         job.stop_at_foreign_id(self.engine.vocab_size)
         self.engine.submit(job)
         return job.future
-
-    def close(self, sequence_id: str) -> None:
-        """Forget a sequence and free its pages; unknown ids are ignored."""
-        self.engine.close(sequence_id)
-
-    def stats(self) -> ReplicaStats:
-        """Current counters."""
-        return self.engine.stats()
-
-    def info(self) -> ReplicaInfo:
-        """What this replica serves."""
-        return self._info
-
-    def shutdown(self) -> None:
-        """Stop the engine."""
-        self.engine.shutdown()
-

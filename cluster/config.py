@@ -182,7 +182,7 @@ class LimitsConfig(_Section):
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(128, description="requests waiting their turn")
     max_stop_strings: Annotated[int, Field(ge=0)] = Field(16, description="stop strings of a request")
     request_timeout_s: Seconds = Field(600.0, description="longest life of a request, s")
-    lease_timeout_s: Seconds = Field(60.0, description="longest wait for a replica, s")
+    lease_timeout_s: Seconds = Field(180.0, description="longest wait for a replica, a rebuild included, s")
 
 
 class ServerConfig(_Section):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from actors.drafters.base import Drafter
+from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
-from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats
+from actors.messages import Context, Draft, ReplicaInfo
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import draw
 from actors.sampling.noise import Purpose, stream
@@ -70,12 +71,11 @@ class DraftJob(Job):
             )
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(EngineBacked, Drafter):
     """Drafts with a language model, many sequences per step."""
 
     def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int) -> None:
-        self.engine = engine
-        self._info = info
+        super().__init__(engine, info)
         self._law_support = law_support
 
     def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
@@ -86,19 +86,3 @@ class ModelDrafter(Drafter):
         )
         self.engine.submit(job)
         return job.future
-
-    def close(self, sequence_id: str) -> None:
-        """Forget a sequence and free its pages."""
-        self.engine.close(sequence_id)
-
-    def stats(self) -> ReplicaStats:
-        """Current counters."""
-        return self.engine.stats()
-
-    def info(self) -> ReplicaInfo:
-        """What this replica serves."""
-        return self._info
-
-    def shutdown(self) -> None:
-        """Stop the engine."""
-        self.engine.shutdown()

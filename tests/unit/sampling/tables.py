@@ -73,6 +73,7 @@ def remembered_processing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify_module, "process", remembered)
         patch.setattr(draw_module, "process", remembered)
+        patch.setattr(draw_module, "coupled_uniforms", functools.lru_cache(64)(draw_module.coupled_uniforms))
         patch.setattr(draw_module, "truncate", functools.cache(draw_module.truncate))  # keyed by identity
         yield
 

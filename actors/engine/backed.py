@@ -1,0 +1,30 @@
+"""What every worker over an engine has in common: its identity, counters and end."""
+
+from __future__ import annotations
+
+from actors.engine.engine import Engine
+from actors.messages import ReplicaInfo, ReplicaStats
+
+
+class EngineBacked:
+    """A drafter or verifier whose state is one engine's."""
+
+    def __init__(self, engine: Engine, info: ReplicaInfo) -> None:
+        self.engine = engine
+        self._info = info
+
+    def close(self, sequence_id: str) -> None:
+        """Forget a sequence and free its pages; unknown ids are ignored."""
+        self.engine.close(sequence_id)
+
+    def stats(self) -> ReplicaStats:
+        """Current counters."""
+        return self.engine.stats()
+
+    def info(self) -> ReplicaInfo:
+        """What this replica serves."""
+        return self._info
+
+    def shutdown(self) -> None:
+        """Stop the engine; what is pending fails."""
+        self.engine.shutdown()

@@ -1,0 +1,39 @@
+"""A pool can wait for the end of a sequence, and an unattended one ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.presence import Presence
+
+
+def test_a_closed_sequence_lets_its_waiter_go_on() -> None:
+    async def run() -> bool:
+        presence = Presence(idle_timeout_s=60)
+        waiter = asyncio.create_task(presence.ended("a"))
+        await asyncio.sleep(0)
+        presence.end("a")
+        return await waiter
+
+    assert asyncio.run(run())
+
+
+def test_a_sequence_that_nobody_calls_ends_and_a_called_one_does_not() -> None:
+    async def run() -> tuple[bool, bool]:
+        presence = Presence(idle_timeout_s=1.0)
+        idle, busy = asyncio.create_task(presence.ended("idle")), asyncio.create_task(presence.ended("busy"))
+        for _ in range(150):
+            presence.touch("busy")
+            await asyncio.sleep(0.01)
+        presence.end_all()
+        return await idle, await busy
+
+    assert asyncio.run(run()) == (False, True)
+
+
+def test_a_call_that_ends_after_the_close_does_not_revive_the_sequence() -> None:
+    presence = Presence(idle_timeout_s=60)
+    presence.touch("a")
+    presence.end("a")
+    presence.touch_again("a")
+    assert presence._last_call_s == {}
