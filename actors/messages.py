@@ -111,6 +111,7 @@ class Verdict:
     error: str | None = None  # the request cannot go on (e.g. NaN logits in the target)
     prefix_missing: bool = False
     draft_error: str | None = None  # the draft came empty for this reason
+    num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
 
     def as_draft(self) -> Draft:
         """This verdict read as the next tier's draft."""

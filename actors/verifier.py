@@ -74,6 +74,7 @@ class VerifyJob(Job):
                 last=verified.last, tier=self._tier, draft_tiers=self._draft_tiers, laws=verified.laws,
                 logprobs=verified.logprobs, draft_seconds=self._draft_seconds,
                 verify_seconds=self.seconds, draft_error=self._draft_error,
+                num_cached_tokens=self.num_cached_tokens,
             )
         )
         return None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class Sequence:
     ids: np.ndarray  # [num_ids] int32: context of the last call and what was fed after it
     num_committed: int = 0
     round: int = -1
+    num_cached: int = 0  # tokens found in the prefix cache when it was opened
     job: Job | None = None
     last_used_s: float = field(default_factory=time.monotonic)
 
@@ -62,6 +64,8 @@ class Engine:
         self._copies: list[tuple[int, int]] = []
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self._ended = False  # the thread takes no more commands
+        self._next_idle_check_s = 0.0
         self.num_steps = 0
         self.num_rows = 0
         self.forward_s = 0.0
@@ -71,8 +75,10 @@ class Engine:
     # Calls from other threads
 
     def submit(self, job: Job) -> None:
-        """Queue a job; its future is resolved by the engine's thread."""
+        """Queue a job; its future is resolved by the engine's thread, or fails here once that has ended."""
         self._commands.put(lambda: self._admit(job))
+        if self._ended:
+            self._drain_commands(block=False)
 
     def close(self, sequence_id: str) -> None:
         """Forget a sequence and free its pages; unknown ids are ignored."""
@@ -122,23 +128,43 @@ class Engine:
         while not self._stopping:
             busy = any(s.job is not None for s in self._sequences.values())
             self._drain_commands(block=not busy)
-            if not busy:
-                self._drop_idle()
-                continue
-            self._step()
+            self._guarded(self._drop_idle)  # under load too, or what was left behind would fill max_sequences
+            if busy:
+                self._guarded(self._step)
         for sequence_id in list(self._sequences):
-            self._close(sequence_id)
+            self._guarded(partial(self._close, sequence_id))
+        self._ended = True
+        self._drain_commands(block=False)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A fault of ours must not end the thread: every call would hang. What runs fails instead."""
+        try:
+            act()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._fail_active(error)
+
+    def _fail_active(self, error: Exception) -> None:
+        for sequence in self._sequences.values():
+            if sequence.job is not None:
+                sequence.job.fail(error)
+                sequence.job = None
+                self.kv.truncate(sequence.sequence_id, 0)
 
     def _drain_commands(self, *, block: bool) -> None:
         try:
-            self._commands.get(timeout=1.0)() if block else self._commands.get_nowait()()
+            self._guarded(self._commands.get(timeout=1.0) if block else self._commands.get_nowait())
             while True:
-                self._commands.get_nowait()()
+                self._guarded(self._commands.get_nowait())
         except queue.Empty:
             return
 
     def _drop_idle(self) -> None:
-        oldest = time.monotonic() - self.spec.idle_timeout_s
+        now = time.monotonic()
+        if now < self._next_idle_check_s:
+            return
+        self._next_idle_check_s = now + min(1.0, self.spec.idle_timeout_s / 2)
+        oldest = now - self.spec.idle_timeout_s
         for sequence in list(self._sequences.values()):
             if sequence.job is None and sequence.last_used_s < oldest:
                 log.warning("sequence %s idle for too long, freed", sequence.sequence_id)
@@ -147,9 +173,15 @@ class Engine:
     def _admit(self, job: Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return
+        if self._stopping:
+            job.fail(StaleCall("the engine was shut down"))
+            return
         try:
             self._attach(job)
         except (PrefixMissing, StaleCall, SequenceRejected) as error:
+            job.fail(error)
+        except Exception as error:
+            log.exception("a call of sequence %s could not be taken", job.context.sequence_id)
             job.fail(error)
 
     def _attach(self, job: Job) -> None:
@@ -175,7 +207,7 @@ class Engine:
                 raise SequenceRejected(f"this replica already holds max_sequences={self.spec.max_sequences}")
             sequence = Sequence(context.sequence_id, np.empty(0, np.int32))
             self._sequences[context.sequence_id] = sequence
-            self.kv.open(context.sequence_id, context.tokens)
+            sequence.num_cached = self.kv.open(context.sequence_id, context.tokens)
         elif context.start > len(sequence.ids):
             raise PrefixMissing
         elif context.round < sequence.round:
@@ -190,6 +222,7 @@ class Engine:
         sequence.num_committed = context.num_committed
         sequence.last_used_s = time.monotonic()
         job.history_ids = ids[: context.num_tokens]
+        job.num_cached_tokens = sequence.num_cached
         job.first_logit_position = context.num_tokens - 1
         job.pending_logits = []
         sequence.job = job
@@ -208,10 +241,8 @@ class Engine:
             if sequence.job is not None and sequence.job.future.cancelled():
                 sequence.job = None
         active = [s for s in active if s.job is not None]
-        chunks = plan_chunks(
-            [(s.sequence_id, self.kv.length(s.sequence_id), len(s.ids)) for s in active], self.spec.max_batch_tokens
-        )
-        ready = [c for c in chunks if self._reserve(c)]
+        active.sort(key=lambda s: s.job.created_s if s.job is not None else 0.0)  # oldest call first
+        ready = self._plan(active)
         if not ready:
             self._give_up_one(active)
             return
@@ -221,11 +252,7 @@ class Engine:
             logits = self._runner.forward(step)
         except Exception as error:
             log.exception("forward pass failed")
-            for sequence in active:
-                if sequence.job is not None:
-                    sequence.job.fail(error)
-                    sequence.job = None
-                    self.kv.truncate(sequence.sequence_id, 0)
+            self._fail_active(error)
             return
         self.forward_s += time.monotonic() - started_s
         self.num_steps += 1
@@ -238,6 +265,20 @@ class Engine:
             num_logits = self._num_logits(sequence, chunk)
             self._deliver(sequence, logits[row : row + num_logits])
             row += num_logits
+
+    def _plan(self, active: list[Sequence]) -> list[Chunk]:
+        """Chunks with room in KV. Those without give their rows to others: perhaps the ones that hold the pages."""
+        waiting = {s.sequence_id: s for s in active}
+        while waiting:
+            chunks = plan_chunks(
+                [(i, self.kv.length(i), len(s.ids)) for i, s in waiting.items()], self.spec.max_batch_tokens
+            )
+            ready = [c for c in chunks if self._reserve(c)]
+            if ready or not chunks:
+                return ready
+            for chunk in chunks:
+                del waiting[chunk.sequence_id]
+        return []
 
     def _num_logits(self, sequence: Sequence, chunk: Chunk) -> int:
         if sequence.job is None:
@@ -288,14 +329,14 @@ class Engine:
 
     def _give_up_one(self, active: list[Sequence]) -> None:
         """KV is full of running sequences: the youngest gives its pages back and starts again later."""
-        if not active:
+        holders = [s for s in active if self.kv.length(s.sequence_id) > 0] or active
+        if not holders:
             return
-        youngest = max(active, key=lambda s: s.job.created_s if s.job is not None else 0.0)
-        if youngest.job is not None and len(active) == 1:
+        youngest = holders[-1]  # `active` is sorted, oldest call first
+        if youngest.job is not None and len(holders) == 1:
             youngest.job.fail(SequenceRejected(f"KV memory is too small (kv_tokens={self.spec.kv_tokens})"))
             youngest.job = None
         elif youngest.job is not None:
-            youngest.job.created_s = time.monotonic()
             youngest.job.pending_logits = []
         self.kv.truncate(youngest.sequence_id, 0)
 

@@ -36,6 +36,7 @@ class Job(abc.ABC):
         self.future = future
         self.created_s = time.monotonic()
         self.history_ids = np.empty(0, np.int32)  # set by the engine: the whole context, [num_tokens]
+        self.num_cached_tokens = 0  # set by the engine: found in the prefix cache when the sequence was opened
         self.first_logit_position = 0  # set by the engine: logits are wanted from here on
         self.pending_logits: list[torch.Tensor] = []  # rows collected so far, oldest first
 

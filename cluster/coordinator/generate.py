@@ -31,8 +31,10 @@ async def generate(
     counter = figures or FigureCounter(request.request_id)
     climb = Climb(ladder, request, sequence, counter, clock)
 
+    num_cached = 0
+
     def finish(reason: FinishReason, stop_id: int | None = None) -> Finish:
-        usage = Usage(len(request.prompt_ids), sequence.num_generated)
+        usage = Usage(len(request.prompt_ids), sequence.num_generated, num_cached)
         return Finish(reason, usage, counter.snapshot(), stop_id)
 
     try:
@@ -44,6 +46,8 @@ async def generate(
                 await _close(climb)
                 yield finish(FinishReason.DEADLINE)
                 return
+            if sequence.num_generated == 0:
+                num_cached = verdict.num_cached_tokens
             event = cut(verdict, sequence.remaining, request.stop_ids)
             sequence.commit(event.token_ids)
             counter.count_round(verdict, event, clock() - began)

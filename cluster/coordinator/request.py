@@ -60,6 +60,7 @@ class Usage:
 
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int = 0  # of the prompt, found in the target's prefix cache when it was first opened
 
 
 @dataclass(frozen=True, slots=True)

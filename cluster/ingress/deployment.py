@@ -26,16 +26,13 @@ from cluster.ingress.admission import Admission
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
+from cluster.ingress.failed import RequestFailed
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, response_to_pb, tokens_to_pb
 from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
 from cluster.rpc import outrider_pb2 as pb
 
 logger = logging.getLogger(__name__)
-
-
-class RequestFailed(Exception):
-    """Ends a call whose status is already set on its context; its text is that status."""
 
 
 class TokenizersDiffer(ValueError):

@@ -40,6 +40,7 @@ def finish_to_pb(finish: Finish, stop_string: str | None = None) -> pb.Finish:
         usage=pb.Usage(
             prompt_tokens=finish.usage.num_prompt_tokens,
             completion_tokens=finish.usage.num_completion_tokens,
+            cached_tokens=finish.usage.num_cached_tokens,
         ),
         speculation=figures_to_pb(finish.figures),
     )

@@ -330,3 +330,15 @@ def test_kv_pressure_recomputes_instead_of_failing() -> None:
     for where in (tier, roomy):
         where.worker.engine.check_integrity()  # type: ignore[union-attr]
         where.worker.shutdown()
+
+
+def test_a_prompt_seen_before_is_found_in_the_prefix_cache_and_says_so(house: House) -> None:
+    prompt = np.random.default_rng(9).integers(2, VOCAB, 200).astype(np.int32)
+
+    def ask(name: str) -> GenerationRequest:
+        return GenerationRequest(name, prompt, SamplingParams(), max_tokens=8, lookahead=4)
+
+    first, again = house.ask("near", ask("a"))[0], house.ask("near", ask("b"))[0]
+    assert first.finish.usage.num_cached_tokens == 0
+    assert again.finish.usage.num_cached_tokens == 192  # whole pages of 64, the last token is always run
+    assert again.ids == first.ids

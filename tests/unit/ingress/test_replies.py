@@ -54,7 +54,7 @@ def test_finish_survives_the_wire_with_all_figures() -> None:
         pb.FINISH_REASON_STOP_TOKEN, "stop_token_id", 1,
     )
     assert (sent.usage.prompt_tokens, sent.usage.completion_tokens) == (5, 10)
-    assert not sent.usage.HasField("cached_tokens")
+    assert sent.usage.cached_tokens == 0
     got = sent.speculation
     assert (got.num_rounds, got.num_committed, got.num_drafted, got.num_accepted) == (4, 10, 9, 6)
     assert (got.num_recovered, got.num_bonus, got.mean_committed_tokens) == (1, 2, 2.5)
