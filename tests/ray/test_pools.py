@@ -102,7 +102,7 @@ def context(sequence_id: str, *tokens: int) -> Context:
     return Context(sequence_id, 0, ids, len(ids), len(ids), SamplingParams(), 0)
 
 
-async def eventually(check: Callable[[], Any], timeout_s: float = 10.0) -> float:
+async def eventually(check: Callable[[], Any], timeout_s: float = 60.0) -> float:
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
         found = check()
@@ -144,7 +144,7 @@ async def test_full_replica_says_what_to_change(handle: DeploymentHandle[Any]) -
 
 
 async def test_proposals_arrive_and_failures_are_empty_drafts(handle: DeploymentHandle[Any]) -> None:
-    lease = await RayTier(handle, 10.0).lease("s")
+    lease = await RayTier(handle, 60.0).lease("s")
     draft = await lease.propose(context("s", 1, 2, 3), 4).fetch()
     assert draft.tokens.tolist() == [3, 3, 3, 3]
     failed = await lease.propose(context("s", 1), 101).fetch()
@@ -158,7 +158,7 @@ async def test_proposals_arrive_and_failures_are_empty_drafts(handle: Deployment
 
 
 async def test_cancelled_consumer_frees_sequence(handle: DeploymentHandle[Any]) -> None:
-    lease = await RayTier(handle, 10.0).lease("s")
+    lease = await RayTier(handle, 60.0).lease("s")
     await lease.propose(context("s", 1), 1).fetch()
     lease._stream.cancel()  # what a dying ingress does
     await eventually(num_leases(handle, 0))
@@ -170,7 +170,7 @@ async def test_cancelled_consumer_frees_sequence(handle: DeploymentHandle[Any]) 
 
 
 async def test_killed_actor_revokes_leases_and_is_replaced_within_seconds(handle: DeploymentHandle[Any]) -> None:
-    tier = RayTier(handle, 20.0)
+    tier = RayTier(handle, 60.0)
     lease = await tier.lease("s")
     pending = lease.propose(context("s", 1), NEVER)
     ray.kill(lease._grant.actor)
@@ -195,7 +195,7 @@ async def test_verify_tells_a_lost_draft_from_a_lost_replica(handle: DeploymentH
     judge = ray.remote(Judge).options(num_cpus=0.1).remote()
     info = ReplicaInfo(1, "judge", 10, 10, 1, 1, "")
     target = RayLease("s", LeaseGrant("judge", judge, info), nothing())
-    lease = await RayTier(handle, 10.0).lease("s")
+    lease = await RayTier(handle, 60.0).lease("s")
     good = lease.propose(context("s", 4), 2)
     assert (await target.verify(context("s", 4), good, want_laws=False)).tokens.tolist() == [4, 4, 7]
     call = target.verify(context("s", 4), lease.propose(context("s", 4), NEVER), want_laws=False)

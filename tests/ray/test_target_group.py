@@ -20,6 +20,8 @@ from actors.sampling.params import SamplingParams
 from actors.spec import ModelSpec
 from actors.target import GroupDown, TargetGroup
 
+pytestmark = pytest.mark.ray
+
 PAGE = 64
 PROMPT = (np.arange(70, dtype=np.int32) * 37 + 11) % 250 + 4
 
@@ -131,7 +133,7 @@ def test_sharded_logits_are_close_to_the_whole_model_and_their_bits_independent_
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     ranks = [Bare.remote(spec_of(model_path), rank, port) for rank in range(2)]  # type: ignore[attr-defined]
-    by_chunk = {c: ray.get([r.logits.remote(c) for r in ranks], timeout=60) for c in (1, 5, 16, len(PROMPT))}
+    by_chunk = {c: ray.get([r.logits.remote(c) for r in ranks], timeout=240) for c in (1, 5, 16, len(PROMPT))}
     for rank in ranks:
         ray.kill(rank)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
@@ -185,10 +187,10 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
         old_leader = group.leader
         os.kill(await group.ranks[1].pid.remote(), signal.SIGKILL)
         with pytest.raises(ActorDiedError):  # nobody waits for a group that lost a rank
-            await asyncio.wait_for(old_leader.hold.remote(), 15)
+            await asyncio.wait_for(old_leader.hold.remote(), 60)
         assert lost == [1]
         assert not group.alive()
-        assert await group.wait_ready(60)
+        assert await group.wait_ready(240)
         assert group.generation == 2
         assert group.leader is not old_leader
         after = await group.leader.verify.remote(context_of(PROMPT))
@@ -203,16 +205,16 @@ def test_a_stalled_rank_becomes_a_failure_within_the_step_timeout(ray_env: None,
         os.kill(stalled, signal.SIGSTOP)
         try:
             with pytest.raises(ActorDiedError):
-                await asyncio.wait_for(group.leader.verify.remote(context_of(PROMPT)), 20)
-            async with asyncio.timeout(10):
+                await asyncio.wait_for(group.leader.verify.remote(context_of(PROMPT)), 60)
+            async with asyncio.timeout(30):
                 while group.alive():
                     await asyncio.sleep(0.05)
         finally:
             os.kill(stalled, signal.SIGKILL)
-        assert await group.wait_ready(60)
+        assert await group.wait_ready(240)
         assert (await group.leader.verify.remote(context_of(PROMPT))).error is None
 
-    with_group(TargetGroup(spec_of(model_path, step_timeout_s=4.0)), body)
+    with_group(TargetGroup(spec_of(model_path, step_timeout_s=8.0)), body)
 
 
 def test_a_mistake_in_the_settings_comes_back_as_one_line_from_the_rank(ray_env: None, model_path: Path) -> None:
