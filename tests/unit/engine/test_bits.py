@@ -77,6 +77,19 @@ def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str,
     assert torch.equal(torch.cat(rows), alone), "mixed batch"
 
 
+def test_logits_do_not_depend_on_chunking_with_two_threads() -> None:
+    """Threads cut a step's work by its number of rows: the cut must not show either."""
+    runner = tiny_runner("llama", kv_tokens=1024)
+    ids = ids_of(runner, 130, 0)
+    torch.set_num_threads(2)
+    try:
+        alone = Tape(runner, 1, seed=1).feed(0, ids, 1)
+        for chunk in (3, 16, 100, 130):
+            assert torch.equal(Tape(runner, 1, seed=2).feed(0, ids, chunk), alone), f"chunks of {chunk}"
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_a_rebuilt_replica_computes_the_same_bits() -> None:
     ids = ids_of(tiny_runner("llama"), 90, 4)
     first = Tape(tiny_runner("llama"), 1, seed=5).feed(0, ids, 16)
