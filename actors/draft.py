@@ -45,7 +45,7 @@ class DraftActor:
             reason = f"{type(error).__name__}: {error}"
             draft = Draft(np.empty(0, np.int32), tier=self._spec.tier, error=reason,
                           seconds=time.monotonic() - started)
-        self._presence.touch_again(context.sequence_id)
+        self._presence.touch(context.sequence_id)
         return draft
 
     async def close(self, sequence_id: str) -> None:

@@ -15,13 +15,9 @@ class Presence:
         self._last_call_s: dict[str, float] = {}  # monotonic
 
     def touch(self, sequence_id: str) -> None:
-        """A call begins."""
-        self._last_call_s[sequence_id] = time.monotonic()
-
-    def touch_again(self, sequence_id: str) -> None:
-        """A call ends; no effect when the sequence was closed meanwhile."""
-        if sequence_id in self._last_call_s:
-            self.touch(sequence_id)
+        """A call begins or ends; no effect when nobody waits for this sequence (it was closed meanwhile)."""
+        if sequence_id in self._closed:
+            self._last_call_s[sequence_id] = time.monotonic()
 
     def end(self, sequence_id: str) -> None:
         """The sequence was closed: let whoever waits for it go on."""

@@ -75,7 +75,7 @@ class RankWorker:
         self._presence.touch(context.sequence_id)
         pieces = [d.as_draft() if isinstance(d, Verdict) else d for d in drafts]
         verdict = await asyncio.wrap_future(self._leader().verify(context, pieces, want_laws))
-        self._presence.touch_again(context.sequence_id)
+        self._presence.touch(context.sequence_id)
         return verdict
 
     async def close(self, sequence_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
 from actors.messages import Context, Draft, Ids, Laws, Origin, ReplicaInfo, Verdict
 from actors.sampling import laws as draft_laws
+from actors.sampling.validate import BadDraft
 from actors.sampling.verify import verify
 
 
@@ -63,11 +65,17 @@ class VerifyJob(Job):
         context = self.context
         if self._num_fed < len(self._ids):  # the row after a foreign id is never looked at
             logits = torch.cat([logits, logits[-1:]])
-        verified = verify(
-            draft_ids=self._ids, laws=self._laws, logits=logits, params=context.sampling,
-            history_ids=self.history_ids, num_prompt_tokens=context.num_prompt_tokens, tier=self._tier,
-            round=context.round, want_laws=self._want_laws, law_support=self._law_support,
+        decide = partial(
+            verify, params=context.sampling, history_ids=self.history_ids,
+            num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
+            want_laws=self._want_laws, law_support=self._law_support,
         )
+        try:
+            verified = decide(draft_ids=self._ids, laws=self._laws, logits=logits)
+        except BadDraft as error:  # the drafter's fault, not the request's: a plain step that says so
+            self.clip(0)
+            self._draft_error = f"{error}"
+            verified = decide(draft_ids=self._ids, laws=None, logits=logits[:1])
         self.future.set_result(
             Verdict(
                 tokens=verified.tokens, num_accepted=verified.num_accepted, num_draft=len(self._ids),

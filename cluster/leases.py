@@ -129,6 +129,10 @@ class RayLease:
         if self._released:
             return
         self._released = True
+        if self._watch.done():
+            # The pool ended the lease, so nothing is held there. Actors know sequences by name: a close now
+            # would end the lease that follows this one on the same replica.
+            return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._grant.actor.close.remote(self._sequence_id)

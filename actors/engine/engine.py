@@ -66,6 +66,7 @@ class Engine:
         self._stopping = False
         self._ended = False  # the thread takes no more commands
         self._next_idle_check_s = 0.0
+        self._pressed = False  # KV was full: the oldest call alone runs next, so that it gets on
         self.num_steps = 0
         self.num_rows = 0
         self.forward_s = 0.0
@@ -203,11 +204,11 @@ class Engine:
         if sequence is None:
             if context.start > 0:
                 raise PrefixMissing
-            if len(self._sequences) >= self.spec.max_sequences:
+            if len(self._sequences) >= self.spec.max_sequences and not self._forget_one_idle():
                 raise SequenceRejected(f"this replica already holds max_sequences={self.spec.max_sequences}")
             sequence = Sequence(context.sequence_id, np.empty(0, np.int32))
-            self._sequences[context.sequence_id] = sequence
             sequence.num_cached = self.kv.open(context.sequence_id, context.tokens)
+            self._sequences[context.sequence_id] = sequence
         elif context.start > len(sequence.ids):
             raise PrefixMissing
         elif context.round < sequence.round:
@@ -227,6 +228,19 @@ class Engine:
         job.pending_logits = []
         sequence.job = job
 
+    def _forget_one_idle(self) -> bool:
+        """Make room for a sequence. Whoever still wants the forgotten one is told that its prefix is missing.
+
+        A call that arrives after its sequence was closed opens it again, and nobody will close it then.
+        """
+        idle = [s for s in self._sequences.values() if s.job is None]
+        if not idle:
+            return False
+        victim = min(idle, key=lambda s: s.last_used_s)
+        del self._sequences[victim.sequence_id]
+        self.kv.release(victim.sequence_id)
+        return True
+
     def _rewind(self, sequence: Sequence, ids: np.ndarray, longest: int) -> None:
         """Truncate KV to what it shares with `ids`, and to `longest` tokens (the next row must be run)."""
         held = self.kv.tokens(sequence.sequence_id)
@@ -242,7 +256,8 @@ class Engine:
                 sequence.job = None
         active = [s for s in active if s.job is not None]
         active.sort(key=lambda s: s.job.created_s if s.job is not None else 0.0)  # oldest call first
-        ready = self._plan(active)
+        ready = self._plan(active[:1] if self._pressed else active)
+        self._pressed = bool(active) and not ready
         if not ready:
             self._give_up_one(active)
             return
@@ -252,6 +267,7 @@ class Engine:
             logits = self._runner.forward(step)
         except Exception as error:
             log.exception("forward pass failed")
+            self._copies = [(int(source), int(target)) for source, target in step.copies] + self._copies
             self._fail_active(error)
             return
         self.forward_s += time.monotonic() - started_s
@@ -328,17 +344,20 @@ class Engine:
             self.kv.truncate(victim.sequence_id, 0)  # recomputed when it is next called
 
     def _give_up_one(self, active: list[Sequence]) -> None:
-        """KV is full of running sequences: the youngest gives its pages back and starts again later."""
-        holders = [s for s in active if self.kv.length(s.sequence_id) > 0] or active
-        if not holders:
+        """KV is full of running sequences (oldest call first): the youngest starts again later.
+
+        The oldest never gives its pages back, and all others in the end do: so every call ends.
+        """
+        if not active:
             return
-        youngest = holders[-1]  # `active` is sorted, oldest call first
-        if youngest.job is not None and len(holders) == 1:
-            youngest.job.fail(SequenceRejected(f"KV memory is too small (kv_tokens={self.spec.kv_tokens})"))
-            youngest.job = None
-        elif youngest.job is not None:
-            youngest.job.pending_logits = []
-        self.kv.truncate(youngest.sequence_id, 0)
+        holders = [s for s in active[1:] if self.kv.length(s.sequence_id) > 0]
+        loser = holders[-1] if holders else active[0]
+        if loser.job is not None and not holders:
+            loser.job.fail(SequenceRejected(f"KV memory is too small (kv_tokens={self.spec.kv_tokens})"))
+            loser.job = None
+        elif loser.job is not None:
+            loser.job.pending_logits = []
+        self.kv.truncate(loser.sequence_id, 0)
 
     def _scrub(self, sequence: Sequence) -> None:
         """NaN keys or values must not reach the pages' next owner (0 * NaN is NaN even where masked)."""

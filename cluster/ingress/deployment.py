@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
@@ -33,6 +33,9 @@ from cluster.leases import RayTier
 from cluster.rpc import outrider_pb2 as pb
 
 logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+STALL_S = 60.0  # an item that is not taken for so long has no client any more
 
 
 class TokenizersDiffer(ValueError):
@@ -84,7 +87,7 @@ class Ingress:
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """A completion, piece by piece."""
         try:
-            async with aclosing(self._chunks(request)) as stream:
+            async with aclosing(while_taken(self._chunks(request), STALL_S)) as stream:
                 async for chunk in stream:
                     yield chunk
         except Exception as error:  # as above
@@ -153,6 +156,31 @@ class Ingress:
         usage = Usage(len(checked.prompt_ids), text.num_tokens)
         finish = Finish(FinishReason.STOP, usage, figures.snapshot())
         yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop))
+
+
+async def while_taken(stream: AsyncGenerator[Item, None], stall_s: float) -> AsyncGenerator[Item, None]:
+    """Items of `stream`, which is closed when its consumer does not come back within `stall_s`.
+
+    A call that is cancelled just while Serve sends an item leaves the generator at its `yield`: nothing is
+    raised there, and what it holds would stay held. Raises TimeoutError if the consumer comes back after all.
+    """
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Task[None]] = []
+
+    async def close() -> None:
+        logger.warning("a stream was not read for %.0f s: given up", stall_s)
+        await stream.aclose()
+
+    async with aclosing(stream):
+        async for item in stream:
+            timer = loop.call_later(stall_s, lambda: closing.append(loop.create_task(close())))
+            try:
+                yield item
+            finally:
+                timer.cancel()
+                await asyncio.gather(*closing)
+            if closing:
+                raise TimeoutError(f"the stream was not read for {stall_s:g} s")
 
 
 def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:

@@ -12,10 +12,11 @@ import torch
 from scipy import stats
 
 from actors.drafters.ngram import NgramDrafter
-from actors.messages import Origin
+from actors.messages import Context, Draft, Laws, Origin
 from actors.sampling.params import SamplingParams
 from actors.sampling.processors import process
 from actors.spec import DrafterSpec
+from actors.verifier import Verifier
 from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
@@ -342,3 +343,18 @@ def test_a_prompt_seen_before_is_found_in_the_prefix_cache_and_says_so(house: Ho
     assert first.finish.usage.num_cached_tokens == 0
     assert again.finish.usage.num_cached_tokens == 192  # whole pages of 64, the last token is always run
     assert again.ids == first.ids
+
+
+def test_a_draft_with_laws_that_cannot_be_its_own_means_a_plain_step(house: House) -> None:
+    worker = house.target.worker
+    assert isinstance(worker, Verifier)
+    prompt = request("x").prompt_ids
+    sampling = SamplingParams(temperature=1.0, entropy=1)
+    context = Context("s", 0, prompt, len(prompt), len(prompt), sampling, 0)
+    other = Laws(np.array([6], np.int32), np.ones(1, np.float32), np.array([0, 1], np.int32))
+    lie = Draft(np.array([5], np.int32), other)
+    verdict = worker.verify(context, [lie]).result(timeout=60)
+    assert (len(verdict.tokens), verdict.num_draft, verdict.last) == (1, 0, Origin.PLAIN)
+    assert verdict.draft_error is not None
+    assert "outside the law" in verdict.draft_error
+    worker.close("s")

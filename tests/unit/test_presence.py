@@ -33,7 +33,6 @@ def test_a_sequence_that_nobody_calls_ends_and_a_called_one_does_not() -> None:
 
 def test_a_call_that_ends_after_the_close_does_not_revive_the_sequence() -> None:
     presence = Presence(idle_timeout_s=60)
-    presence.touch("a")
     presence.end("a")
-    presence.touch_again("a")
+    presence.touch("a")
     assert presence._last_call_s == {}
