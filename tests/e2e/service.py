@@ -83,8 +83,8 @@ class Service:
 
 
 @contextmanager
-def served(preset: str) -> Iterator[Service]:
-    """The preset on a Ray of its own, on free ports; afterwards none of its processes is left."""
+def served(preset: str | dict[str, object]) -> Iterator[Service]:
+    """The preset (or settings) on a Ray of its own, on free ports; afterwards none of its processes is left."""
     config = with_ports(load_config(preset), *local.free_ports(2))
     models.prepare(config)
     with local.running(config):

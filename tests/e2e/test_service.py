@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import grpc
@@ -15,6 +16,7 @@ from cluster.cli import client
 from cluster.cli.client import Completion, Options
 from cluster.rpc import outrider_pb2 as pb
 from tests.e2e.service import PATIENCE_S, REBUILD_S, Once, Service, served, workers
+from tests.spec_bench import prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -64,6 +66,20 @@ def test_greedy_stream_equals_the_target_alone_and_the_unary_answer(
     assert streamed.token_ids == alone.token_ids == tuple(token.id for token in whole.tokens)
     assert "".join(chunk.text for chunk in chunks) == streamed.text == alone.text == whole.text
     assert streamed.text.strip()
+
+
+@pytest.mark.exactness
+@pytest.mark.timeout(1200)
+def test_twelve_questions_of_six_kinds_get_the_ids_of_the_target_alone_on_two_ranks(service: Service) -> None:
+    """128 tokens each, eight at once."""
+    texts = [text for _, text in prompts(per_category=2, longest_chars=900)][:12]
+    options = Options(temperature=0.0, max_tokens=128)
+    with ThreadPoolExecutor(8) as threads:
+        alone = list(threads.map(lambda text: service.ask(replace(options, speculation=False), text), texts))
+        drafted = list(threads.map(lambda text: service.ask(options, text), texts))
+    assert [a.token_ids for a in drafted] == [a.token_ids for a in alone]
+    assert all(a.finish.speculation.num_drafted > 0 for a in drafted)
+    assert all(a.finish.speculation.num_drafted == 0 for a in alone)
 
 
 def test_usage_figures_and_origins_agree_with_the_tokens(

@@ -40,7 +40,7 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
             yield pb.GenerateChunk(text=piece, tokens=[pb.Token(id=ord(piece[0]) + i, origin=origin)])
         if self.hang:
             context.add_callback(self.cancelled.set)
-            self.cancelled.wait(20)
+            self.cancelled.wait(120)
             return
         finish = pb.Finish(reason=pb.FINISH_REASON_LENGTH)
         finish.usage.prompt_tokens, finish.usage.completion_tokens = 5, len(pieces)
