@@ -57,6 +57,7 @@ class Pool:
         self._tag = serve.get_replica_context().replica_tag
         self._leases: dict[str, tuple[int, asyncio.Event]] = {}  # lease -> generation; set when that is gone
         self._closing: set[asyncio.Task[str | None]] = set()
+        self._draining = asyncio.Event()
         self._group = make_group(settings, self._revoke)
         began = time.monotonic()
         await self._group.start()
@@ -70,8 +71,25 @@ class Pool:
             if granted <= generation:
                 gone.set()
 
+    async def drain(self, replica_tag: str) -> bool:
+        """Empty this replica if it is `replica_tag`: no new leases, and those it gave are revoked.
+
+        Sequences finish their round here and go on elsewhere; nothing in a stream changes. False on any
+        other replica: a handle cannot name one, so ask until it is met.
+        """
+        if replica_tag != self._tag:
+            return False
+        self._draining.set()
+        return True
+
+    async def replica_tag(self) -> str:
+        """Name of the replica that happened to answer."""
+        return self._tag
+
     def _refusal(self) -> str | None:
         limit = self._settings.spec.max_sequences
+        if self._draining.is_set():
+            return f"{self._settings.name}: {self._tag} is draining"
         if not self._group.alive():
             return f"{self._settings.name}: its actors are being rebuilt"
         if len(self._leases) >= limit:
@@ -89,6 +107,7 @@ class Pool:
         key = f"{sequence_id}/{time.monotonic_ns()}"
         self._leases[key] = (generation, gone)
         lost = asyncio.create_task(gone.wait())
+        draining = asyncio.create_task(self._draining.wait())
         closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
         ended = False
         try:
@@ -97,13 +116,18 @@ class Pool:
             else:
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer")
                 return
-            await asyncio.wait({closed, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({closed, lost, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done() and not (closed.done() or lost.done()):
+                yield Revoked(f"{self._settings.name}: {self._tag} is draining")
+                # Held until the sequence is closed: the round under way may still end here.
+                await asyncio.wait({closed, lost}, return_when=asyncio.FIRST_COMPLETED)
             ended = closed.done() and closed.result() is None
             if not ended:
                 yield Revoked(f"{self._settings.name}: the actors of {self._tag} were lost")
         finally:
             del self._leases[key]
             lost.cancel()
+            draining.cancel()
             if not ended:  # the consumer went away: nobody else will free the sequence
                 task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
                 self._closing.add(task)

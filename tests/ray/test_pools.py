@@ -88,6 +88,7 @@ def pools(ray_env: None) -> Iterator[dict[str, DeploymentHandle[Any]]]:
     yield {
         "limited-by-serve": deploy("limited-by-serve", max_sequences=100, max_ongoing_requests=MAX_SEQUENCES),
         "limited-by-pool": deploy("limited-by-pool", max_sequences=MAX_SEQUENCES, max_ongoing_requests=50),
+        "drained": deploy("drained", max_sequences=MAX_SEQUENCES, max_ongoing_requests=50),
     }
     serve.shutdown()
 
@@ -131,7 +132,7 @@ async def test_lease_is_ongoing_work_until_released(name: str, pools: dict[str, 
     late = await waiting
     await held[1].release()
     await late.release()
-    assert await eventually(num_leases(pools[name], 0)) < 5
+    assert await eventually(num_leases(pools[name], 0)) < 30
 
 
 async def test_full_replica_says_what_to_change(handle: DeploymentHandle[Any]) -> None:
@@ -207,3 +208,20 @@ async def test_verify_tells_a_lost_draft_from_a_lost_replica(handle: DeploymentH
     with pytest.raises(ReplicaLost, match="judge: its actor died"):
         await target.verify(context("s", 4), good, want_laws=False)
     await lease.release()
+
+
+async def test_draining_revokes_leases_lets_the_round_end_and_refuses_new_ones(
+    pools: dict[str, DeploymentHandle[Any]]
+) -> None:
+    handle = pools["drained"]
+    lease = await RayTier(handle, 60.0).lease("s")
+    assert not await handle.drain.remote("another")
+    assert not lease.revoked
+    assert await handle.drain.remote(await handle.replica_tag.remote())
+    await eventually(lambda: lease.revoked)
+    draft = await lease.propose(context("s", 5), 2).fetch()  # the round under way goes on
+    assert draft.tokens.tolist() == [5, 5]
+    with pytest.raises(NoReplica, match="draining"):
+        await RayTier(handle, 1.0).lease("t")
+    await lease.release()
+    await eventually(num_leases(handle, 0))
