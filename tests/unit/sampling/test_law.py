@@ -13,6 +13,7 @@ import pytest
 
 from actors.sampling.params import SamplingParams
 from tests.unit.sampling.tables import Table, generate, joint_law, p_value, sampled
+from tests.unit.sampling.test_exact_law import SETTINGS
 
 pytestmark = pytest.mark.exactness
 
@@ -44,6 +45,16 @@ def test_law_is_the_targets_with_every_setting_and_a_truncated_draft(mode: Sampl
         frequency_penalty=0.2, logit_bias=((2, 0.5),), min_tokens=1, eos_ids=(3,),
     )  # fmt: skip
     assert_law([Table(7, 8), Table(8, 7)], params, num_tokens=2, k=1, support=3)
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name not in ("plain", "all")])
+def test_coupled_law_is_the_targets_under_each_setting(setting: str) -> None:
+    assert_law([Table(7, 4), Table(8, 4)], replace(COUPLED, **SETTINGS[setting]), num_tokens=2, k=1)
+
+
+def test_coupled_law_is_the_targets_with_a_deterministic_draft_and_on_three_tiers() -> None:
+    assert_law([Table(9, 4), Table(10, 4)], COUPLED, num_tokens=2, k=1, deterministic=True)
+    assert_law([Table(20, 4), Table(21, 4), Table(22, 4)], COUPLED, num_tokens=2, k=1, window=1)
 
 
 def test_law_is_the_last_tiers_in_a_ladder_of_three() -> None:
