@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from actors.loading.tokenizer import load_tokenizer
+from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
 from cluster.config import Config
 from cluster.coordinator.errors import GenerationFailed
@@ -188,9 +188,10 @@ def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
     for tier, info in zip(config.tiers, infos, strict=True):
         # A drafter without a model has no fingerprint: it repeats ids of the text, whatever they mean.
         if info.tokenizer_fingerprint and info.tokenizer_fingerprint != infos[-1].tokenizer_fingerprint:
+            reason = explain_mismatch(load_tokenizer(info.model), load_tokenizer(infos[-1].model))
             raise TokenizersDiffer(
                 f"tier {tier.name!r} ({info.model}) and target {config.target.name!r} ({infos[-1].model}) have "
-                " different tokenizers: choose a draft model of the target's family"
+                f"different tokenizers: {reason} Choose a draft model of the target's family"
             )
 
 
