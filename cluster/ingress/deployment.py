@@ -102,7 +102,8 @@ class Ingress:
             model=config.model_name, vocab_size=self._codec.vocab_size, version=_version(),
             tiers=[_tier_to_pb(config, index) for index in range(len(config.tiers))],
             limits=pb.Limits(
-                max_context_tokens=limits.max_context_tokens, max_tokens=limits.max_tokens,
+                max_context_tokens=limits.max_context_tokens, max_prompt_tokens=config.limits.max_prompt_tokens,
+                max_tokens=limits.max_tokens,
                 default_max_tokens=self._defaults.max_tokens, default_lookahead_tokens=self._lookahead,
                 max_lookahead_tokens=limits.max_lookahead,
             ),
