@@ -251,10 +251,6 @@ class Engine:
 
     def _step(self) -> None:
         active = [s for s in self._sequences.values() if s.job is not None]
-        for sequence in active:
-            if sequence.job is not None and sequence.job.future.cancelled():
-                sequence.job = None
-        active = [s for s in active if s.job is not None]
         active.sort(key=lambda s: s.job.created_s if s.job is not None else 0.0)  # oldest call first
         ready = self._plan(active[:1] if self._pressed else active)
         self._pressed = bool(active) and not ready
