@@ -24,13 +24,16 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
     num_drafted: int = 4
     hang: bool = False
     requests: list[pb.GenerateRequest] = field(default_factory=list)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
     address: str = ""
 
     def GenerateStream(
         self, request: pb.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.GenerateChunk]:
         self.requests.append(request)
+        # Before the first chunk: a client may leave while the others are on their way, and a callback
+        # registered after that would never be called.
+        context.add_callback(self.ended.set)
         if self.error is not None:
             context.abort(*self.error)
         plain = request.speculation.HasField("enabled") and not request.speculation.enabled
@@ -39,8 +42,7 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
             origin = pb.ORIGIN_PLAIN if plain else pb.ORIGIN_ACCEPTED
             yield pb.GenerateChunk(text=piece, tokens=[pb.Token(id=ord(piece[0]) + i, origin=origin)])
         if self.hang:
-            context.add_callback(self.cancelled.set)
-            self.cancelled.wait(120)
+            self.ended.wait(120)
             return
         finish = pb.Finish(reason=pb.FINISH_REASON_LENGTH)
         finish.usage.prompt_tokens, finish.usage.completion_tokens = 5, len(pieces)
@@ -59,5 +61,5 @@ def server() -> Iterator[Scripted]:
     servicer.address = f"127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
     running.start()
     yield servicer
-    servicer.cancelled.set()
+    servicer.ended.set()
     running.stop(None)
