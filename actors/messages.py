@@ -79,6 +79,7 @@ class Draft:
     seconds: float = 0.0  # wall time spent drafting, queue included
     error: str | None = None  # why the draft is empty although one was asked for
     prefix_missing: bool = False  # the actor does not hold [0, start): call again with start = 0
+    model_seconds: float = 0.0  # of `seconds`: inside forward passes that this call took part in
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,15 @@ class Verdict:
     prefix_missing: bool = False
     draft_error: str | None = None  # the draft came empty for this reason
     num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
+    draft_model_seconds: float = 0.0  # of `draft_seconds`: inside forward passes
+    verify_model_seconds: float = 0.0  # of `verify_seconds`: inside forward passes
 
     def as_draft(self) -> Draft:
         """This verdict read as the next tier's draft."""
         return Draft(
             tokens=self.tokens, laws=self.laws, tier=self.tier, error=self.error,
             prefix_missing=self.prefix_missing, seconds=self.draft_seconds + self.verify_seconds,
+            model_seconds=self.draft_model_seconds + self.verify_model_seconds,
         )
 
 
