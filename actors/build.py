@@ -12,8 +12,7 @@ from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
 from actors.drafters.ngram import NgramDrafter
 from actors.engine.engine import Engine
-from actors.engine.linear import pack_linears
-from actors.engine.runner import LocalRunner
+from actors.engine.make import make_runner
 from actors.engine.step import ModelRunner
 from actors.loading.checkpoint import load_config, load_model, max_context_tokens, resolve
 from actors.loading.tokenizer import eos_ids, fingerprint, load_tokenizer
@@ -24,13 +23,11 @@ from actors.verifier import Verifier
 OnClosed = Callable[[str], None]
 
 
-def build_runner(spec: ModelSpec) -> LocalRunner:
+def build_runner(spec: ModelSpec) -> ModelRunner:
     """Load `spec.model` whole into this process and make it ready for packed steps."""
     if spec.num_threads is not None:
         torch.set_num_threads(spec.num_threads)
-    model = load_model(spec)
-    pack_linears(model, spec.weights)
-    return LocalRunner(model, spec)
+    return make_runner(load_model(spec), spec)
 
 
 def build_verifier(

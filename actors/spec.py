@@ -12,7 +12,9 @@ class ModelSpec:
     tier: int
     model: str  # a directory, a Hugging Face id, or "builtin:smollm2" (see actors.loading.builtin)
     dtype: str = "float32"  # "float32" | "bfloat16" | "float16": activations and KV cache
-    weights: str = "fp32"  # "fp32" | "bf16" | "int8": what the linear layers hold
+    weights: str = "fp32"  # "fp32" | "bf16" | "int8" | "w8a8" | "int4": what the linear layers hold
+    kv_dtype: str | None = None  # "float32" | "bfloat16" | "int8"; None: as `dtype`
+    kernels: str = "native"  # on a CPU: "native" (C, compiled at first use) | "portable" (the framework's)
     device: str = "cpu"
     tensor_parallel_size: int = 1
     num_threads: int | None = None  # per rank; None: PyTorch's choice
@@ -23,6 +25,16 @@ class ModelSpec:
     max_sequences: int = 64
     idle_timeout_s: float = 120.0  # a sequence nobody calls for this long is freed
     step_timeout_s: float = 60.0  # a tensor-parallel step longer than this is a hang
+
+    @property
+    def kv_kind(self) -> str:
+        """What keys and values are stored as."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages of a replica."""
+        return max(1, self.kv_tokens // self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)

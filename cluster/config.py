@@ -87,8 +87,18 @@ class TierConfig(_Section):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="short name, for logs and metrics")
     model: str | None = Field(None, min_length=1, description="directory, hub id or builtin:smollm2")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations and KV")
-    weights: Literal["fp32", "bf16", "int8"] = Field("fp32", description="what the linear layers hold")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="activations and KV; the fused CPU pass keeps activations in float32 anyway",
+    )
+    weights: Literal["fp32", "bf16", "int8", "w8a8", "int4"] = Field(
+        "fp32", description="what the linear layers hold; w8a8 and int4 are meant for drafts",
+    )
+    kv_dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = Field(
+        None, description="what keys and values are stored as; null: as dtype",
+    )
+    kernels: Literal["native", "portable"] = Field(
+        "native", description="on a CPU: in C, compiled at first use, or the framework's own",
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda")
     tensor_parallel_size: Positive | Literal["auto"] = Field(
         1, description='ranks that share the model; "auto": 2 on CPU with at least 2 cores, else 1',
@@ -121,6 +131,13 @@ class TierConfig(_Section):
         if self.max_context_tokens is not None and self.max_context_tokens > self.kv_tokens:
             raise ValueError(f"max_context_tokens {self.max_context_tokens} exceeds kv_tokens "
                              f"{self.kv_tokens}; raise kv_tokens")
+        if self.kernels == "portable" and self.device == "cpu":
+            if self.weights in ("w8a8", "int4"):
+                raise ValueError(f"weights {self.weights} needs kernels: native; use fp32, bf16 or int8")
+            if self.kv_dtype == "int8":
+                raise ValueError("kv_dtype int8 needs kernels: native; use float32 or bfloat16")
+        if self.kernels == "native" and self.device == "cpu" and (self.kv_dtype or self.dtype) == "float16":
+            raise ValueError("float16 keys and values need kernels: portable; use float32, bfloat16 or int8")
         if self.device.startswith("cuda") and self.resources.num_gpus == 0:
             raise ValueError("device cuda without GPUs; set resources.num_gpus, e.g. 1 or 0.5")
         if self.device == "cpu" and self.resources.num_gpus > 0:
@@ -138,7 +155,8 @@ class TierConfig(_Section):
         """What this tier's actors need to load and run it; `default_model` serves a drafter without one."""
         return ModelSpec(
             tier=tier, model=self.model or default_model, dtype=self.dtype, weights=self.weights,
-            device=self.device, tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
+            kv_dtype=self.kv_dtype, kernels=self.kernels, device=self.device,
+            tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
             kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
             max_context_tokens=self.max_context_tokens,
             max_batch_tokens=self.max_batch_tokens, max_sequences=self.max_sequences,
@@ -180,6 +198,7 @@ class LimitsConfig(_Section):
     max_tokens: Positive = Field(4096, description="most new tokens of a request, tokens")
     max_concurrent_requests: Positive = Field(64, description="generating at once, per ingress replica")
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(128, description="requests waiting their turn")
+    queue_timeout_s: Seconds = Field(30.0, description="longest wait for a place, here or at full replicas, s")
     max_stop_strings: Annotated[int, Field(ge=0)] = Field(16, description="stop strings of a request")
     request_timeout_s: Seconds = Field(600.0, description="longest life of a request, s")
     lease_timeout_s: Seconds = Field(180.0, description="longest wait for a replica, a rebuild included, s")

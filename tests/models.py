@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import transformers as tf
 
-from actors.engine.linear import pack_linears
-from actors.engine.runner import LocalRunner
+from actors.engine.make import make_runner
+from actors.engine.step import ModelRunner
 from actors.spec import ModelSpec
 
 VOCAB = 97
@@ -62,12 +62,12 @@ def tiny_model(architecture: str, seed: int = 0, scale: float = 4.0) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def tiny_runner(
-    architecture: str, weights: str = "fp32", kv_tokens: int = 2048, seed: int = 0, scale: float = 4.0
-) -> LocalRunner:
+    architecture: str, weights: str = "fp32", kv_tokens: int = 2048, seed: int = 0, scale: float = 4.0,
+    kernels: str = "native", **changes: Any,
+) -> ModelRunner:
     """A runner over `tiny_model`; cached, so KV contents are whatever the last test left."""
-    model = tiny_model(architecture, seed, scale)
-    pack_linears(model, weights)
-    return LocalRunner(model, tiny_spec(weights=weights, kv_tokens=kv_tokens))
+    spec = tiny_spec(weights=weights, kv_tokens=kv_tokens, kernels=kernels, **changes)
+    return make_runner(tiny_model(architecture, seed, scale), spec)
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -45,11 +46,24 @@ class PagedKV:
         shapes = [(heads, num_pages + 1, page_tokens, dim) for heads, dim in layers]
         self.keys = [torch.zeros(s, dtype=dtype, device=device) for s in shapes]
         self.values = [torch.zeros(s, dtype=dtype, device=device) for s in shapes]
+        self._dtype = dtype
+        self._device = device
+        register()
 
-    def copy_pages(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy whole pages in every layer (copy on write, scrubbing)."""
+    @property
+    def name(self) -> str:
+        """Under which transformers know the attention function."""
+        return NAME
+
+    def copy_pages(self, copies: np.ndarray) -> None:
+        """Copy whole pages in every layer (copy on write, scrubbing); `copies` [num_copies, 2] int32 (from, to)."""
+        pages = torch.from_numpy(copies).long().to(self._device)
         for store in (*self.keys, *self.values):
-            store[:, target] = store[:, source]
+            store[:, pages[:, 1]] = store[:, pages[:, 0]]
+
+    def plan(self, step: StepInput) -> StepPlan:
+        """What the layers of one step share."""
+        return StepPlan(step, self, self._dtype, self._device)
 
 
 class StepPlan:

@@ -73,30 +73,39 @@ class PlainLinear(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-_KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], nn.Module]] = {
+_PORTABLE: dict[str, Callable[[torch.Tensor, torch.Tensor | None], nn.Module]] = {
     "fp32": PackedLinear,
     "int8": Int8Linear,
     "bf16": PlainLinear,
 }
 
-ROW_INDEPENDENT = frozenset({"fp32", "int8"})  # kinds that keep a row's bits whatever its neighbours
 
+def make_linear(kind: str, kernels: str, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    """A linear layer of `kind` over weight [out, in] and bias [out].
 
-def make_linear(kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """A linear layer of `kind` ("fp32", "int8", "bf16") for weight [out, in] and bias [out]."""
-    if kind not in _KINDS:
-        raise ValueError(f"weights: {kind!r} is not one of {', '.join(sorted(_KINDS))}")
+    On a CPU the "native" kernels (fp32, bf16, int8, w8a8, int4) all keep a row's bits whatever its neighbours; of
+    the "portable" ones fp32 and int8 do. On a GPU the framework's own kernel runs, whatever the kind.
+
+    Raises:
+        ValueError: no such kind.
+    """
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
-    return _KINDS[kind](weight, bias)
+    if kernels == "native":
+        from actors.engine.native.weights import NativeLinear
+
+        return NativeLinear(kind, weight, bias)
+    if kind not in _PORTABLE:
+        raise ValueError(f"weights: {kind} needs kernels: native; the portable ones are {', '.join(_PORTABLE)}")
+    return _PORTABLE[kind](weight, bias)
 
 
-def pack_linears(model: nn.Module, kind: str) -> None:
+def pack_linears(model: nn.Module, kind: str, kernels: str = "native") -> None:
     """Replace every `nn.Linear` and GPT-2 style `Conv1D` of `model`, in place."""
     for name, child in list(model.named_children()):
         if type(child) is nn.Linear:
-            setattr(model, name, make_linear(kind, child.weight, child.bias))
+            setattr(model, name, make_linear(kind, kernels, child.weight, child.bias))
         elif isinstance(child, Conv1D):
-            setattr(model, name, make_linear(kind, child.weight.t().contiguous(), child.bias))
+            setattr(model, name, make_linear(kind, kernels, child.weight.t().contiguous(), child.bias))
         else:
-            pack_linears(child, kind)
+            pack_linears(child, kind, kernels)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from actors.engine import attention
+from actors.engine.attention import PagedKV
 from actors.engine.step import StepInput
 from actors.spec import ModelSpec
 
@@ -19,6 +21,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 class UnsupportedAttention(ValueError):
     """The model's attention does something that the paged path cannot reproduce."""
+
+
+class Attention(Protocol):
+    """Keys and values of all layers, and the attention function over them that transformers call by `name`."""
+
+    @property
+    def name(self) -> str:
+        """Key of the function in transformers' attention registry; it gets `plan(step)` as keyword `plan`."""
+        ...
+
+    def copy_pages(self, copies: np.ndarray) -> None:
+        """Copy whole pages in every layer; `copies` [num_copies, 2] int32 (from, to)."""
+        ...
+
+    def plan(self, step: StepInput) -> Any:
+        """What the layers of one step share."""
+        ...
 
 
 class LocalRunner:
@@ -34,34 +53,39 @@ class LocalRunner:
                 f"{spec.model}: attention soft-capping (Gemma 2) is not supported; use a model without it"
             )
         _warn_of_odd_widths(model, spec)
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
         self._model = model
         self._device = spec.device
-        self._dtype = DTYPES[spec.dtype]
-        self.num_pages = max(1, spec.kv_tokens // spec.page_tokens)
+        self.num_pages = spec.num_pages
         self.vocab_size = int(config.vocab_size)
-        self.kv = attention.PagedKV(
-            _probe_kv_geometry(model, spec.device), self.num_pages, spec.page_tokens, self._dtype, spec.device
-        )
+        self._attention = _attention(spec, _probe_kv_geometry(model, spec.device), self.num_pages)
+        model.set_attn_implementation(self._attention.name)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> torch.Tensor:
         """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 on CPU."""
         if len(step.copies):
-            pages = torch.from_numpy(step.copies).long().to(self._device)
-            self.kv.copy_pages(pages[:, 0], pages[:, 1])
-        plan = attention.StepPlan(step, self.kv, self._dtype, self._device)
+            self._attention.copy_pages(step.copies)
         output = self._model(
             input_ids=torch.from_numpy(step.input_ids).long()[None].to(self._device),
             position_ids=torch.from_numpy(step.positions).long()[None].to(self._device),
             use_cache=False,
             logits_to_keep=torch.from_numpy(step.logit_rows).long().to(self._device),
-            plan=plan,
+            plan=self._attention.plan(step),
         )
         logits: torch.Tensor = output.logits[0].float().cpu()
         return logits
 
+
+def _attention(spec: ModelSpec, layers: list[tuple[int, int]], num_pages: int) -> Attention:
+    if spec.device == "cpu" and spec.kernels == "native":
+        from actors.engine.native.attention import MOST_HEAD_DIM, NativeAttention
+
+        if max(dim for _, dim in layers) <= MOST_HEAD_DIM:
+            return NativeAttention(layers, num_pages, spec.page_tokens, spec.kv_kind)
+        log.warning("%s: heads larger than %d run through the framework's attention", spec.model, MOST_HEAD_DIM)
+    if spec.kv_kind not in DTYPES:
+        raise UnsupportedAttention(f"{spec.model}: kv_dtype {spec.kv_kind} needs kernels: native; use {spec.dtype}")
+    return PagedKV(layers, num_pages, spec.page_tokens, DTYPES[spec.kv_kind], spec.device)
 
 
 def _warn_of_odd_widths(model: Any, spec: ModelSpec) -> None:
@@ -97,5 +121,4 @@ def _probe_kv_geometry(model: Any, device: str) -> list[tuple[int, int]]:
     with torch.inference_mode():
         one = torch.zeros(1, 1, dtype=torch.long, device=device)
         model(input_ids=one, position_ids=one, use_cache=False)
-    model.set_attn_implementation(attention.NAME)
     return [seen[i] for i in range(len(seen))]

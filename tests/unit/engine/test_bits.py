@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from actors.engine.runner import LocalRunner
-from actors.engine.step import StepInput
+from actors.engine.step import ModelRunner, StepInput
 from tests.models import ARCHITECTURES, tiny_model, tiny_runner
 
 pytestmark = pytest.mark.exactness
@@ -18,7 +19,7 @@ PAGE = 64
 class Tape:
     """Feeds sequences through a runner by hand, over page tables of the test's choosing."""
 
-    def __init__(self, runner: LocalRunner, num_sequences: int, seed: int) -> None:
+    def __init__(self, runner: ModelRunner, num_sequences: int, seed: int) -> None:
         self.runner = runner
         order = np.random.default_rng(seed).permutation(runner.num_pages).astype(np.int32)
         self.tables = np.array_split(order, num_sequences)
@@ -50,14 +51,22 @@ class Tape:
         return torch.cat([self.run([(sequence, i, ids[i : i + chunk])]) for i in range(0, len(ids), chunk)])
 
 
-def ids_of(runner: LocalRunner, count: int, seed: int) -> np.ndarray:
+def ids_of(runner: ModelRunner, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, runner.vocab_size, count).astype(np.int32)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
+PATHS: list[dict[str, str]] = [
+    *({"weights": kind} for kind in ("fp32", "bf16", "int8", "w8a8", "int4")),
+    {"kv_dtype": "int8"},
+    {"kv_dtype": "bfloat16"},
+    *({"weights": kind, "kernels": "portable"} for kind in ("fp32", "int8")),
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(path.values()))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str, weights: str) -> None:
-    runner = tiny_runner(architecture, weights=weights, kv_tokens=1024)
+def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str, path: dict[str, Any]) -> None:
+    runner = tiny_runner(architecture, kv_tokens=1024, **path)
     a, b = ids_of(runner, 200, 0), ids_of(runner, 150, 1)
     alone = Tape(runner, 2, seed=1).feed(0, a, 1)
     for chunk in (2, 3, 5, 7, 8, 16, 37, 64, 100, 200):
@@ -77,29 +86,34 @@ def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str,
     assert torch.equal(torch.cat(rows), alone), "mixed batch"
 
 
-def test_logits_do_not_depend_on_chunking_with_two_threads() -> None:
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_logits_do_not_depend_on_the_number_of_threads(architecture: str, weights: str) -> None:
     """Threads cut a step's work by its number of rows: the cut must not show either."""
-    runner = tiny_runner("llama", kv_tokens=1024)
-    ids = ids_of(runner, 130, 0)
-    torch.set_num_threads(2)
+    one = tiny_runner(architecture, weights=weights, kv_tokens=1024, num_threads=1)
+    ids = ids_of(one, 130, 0)
+    alone = Tape(one, 1, seed=1).feed(0, ids, 1)
+    torch.set_num_threads(3)
     try:
-        alone = Tape(runner, 1, seed=1).feed(0, ids, 1)
-        for chunk in (3, 16, 100, 130):
-            assert torch.equal(Tape(runner, 1, seed=2).feed(0, ids, chunk), alone), f"chunks of {chunk}"
+        three = tiny_runner(architecture, weights=weights, kv_tokens=1024, num_threads=3)
+        for chunk in (1, 3, 16, 100, 130):
+            assert torch.equal(Tape(three, 1, seed=2).feed(0, ids, chunk), alone), f"chunks of {chunk}"
     finally:
         torch.set_num_threads(1)
 
 
-def test_a_rebuilt_replica_computes_the_same_bits() -> None:
+@pytest.mark.parametrize("weights", ["fp32", "int8", "int4"])
+def test_a_rebuilt_replica_computes_the_same_bits(weights: str) -> None:
     ids = ids_of(tiny_runner("llama"), 90, 4)
-    first = Tape(tiny_runner("llama"), 1, seed=5).feed(0, ids, 16)
-    assert torch.equal(Tape(tiny_runner("llama"), 1, seed=6).feed(0, ids, 5), first)
+    first, second = (tiny_runner.__wrapped__("llama", weights=weights) for _ in range(2))
+    assert torch.equal(Tape(second, 1, seed=6).feed(0, ids, 5), Tape(first, 1, seed=5).feed(0, ids, 16))
 
 
+@pytest.mark.parametrize("kernels", ["native", "portable"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_paged_logits_agree_with_plain_transformers(architecture: str) -> None:
+def test_paged_logits_agree_with_plain_transformers(architecture: str, kernels: str) -> None:
     ids = ids_of(tiny_runner(architecture), 150, 7)
     with torch.inference_mode():
         plain = tiny_model(architecture)(torch.from_numpy(ids).long()[None]).logits[0].float()
-    paged = Tape(tiny_runner(architecture), 1, seed=8).feed(0, ids, 33)
+    paged = Tape(tiny_runner(architecture, kernels=kernels), 1, seed=8).feed(0, ids, 33)
     assert (plain - paged).abs().max() < 2e-4

@@ -1,0 +1,53 @@
+"""From a loaded model to its `ModelRunner`: the fastest path that computes the same."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch.distributed as dist
+
+from actors.engine.linear import pack_linears
+from actors.engine.runner import LocalRunner
+from actors.engine.step import ModelRunner
+from actors.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+def make_runner(model: Any, spec: ModelSpec) -> ModelRunner:
+    """Take `model` (this rank's shard of it) over; collective over the default group when there are several ranks.
+
+    On a CPU with native kernels a model of a known architecture runs fused, in one call per pass; any other runs
+    its own modules, layer by layer, over the same kernels.
+
+    Raises:
+        KernelBuildError: native kernels are wanted and there is no compiler.
+    """
+    if spec.device == "cpu" and spec.kernels == "native":
+        fused = _fused(model, spec)
+        if fused is not None:
+            return fused
+    pack_linears(model, spec.weights, spec.kernels)
+    if spec.tensor_parallel_size > 1:
+        dist.barrier()  # from here on the ranks run passes together
+    return LocalRunner(model, spec)
+
+
+def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:
+    from actors.engine.native.anatomy import NotFusable, check_fusable
+    from actors.engine.native.exchange import open_exchange
+    from actors.engine.native.fused import FusedRunner
+
+    try:
+        check_fusable(model)
+    except NotFusable as reason:
+        log.info("%s runs layer by layer: %s", spec.model, reason)
+        return None
+    exchange = None
+    if spec.tensor_parallel_size > 1:
+        capacity = spec.max_batch_tokens * int(model.config.get_text_config().hidden_size)
+        exchange = open_exchange(capacity, spec.step_timeout_s)
+        if exchange is None:  # ranks on several machines
+            return None
+    return FusedRunner(model, spec, exchange)

@@ -1,0 +1,126 @@
+"""The whole forward pass in one call of the kernels (`src/forward.c`)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from actors.engine.native.anatomy import Anatomy, LayerAnatomy, Matrix, dissect
+from actors.engine.native.exchange import Exchange
+from actors.engine.native.kv import NativeKV
+from actors.engine.native.library import (
+    KV_KINDS,
+    HeadsArgs,
+    LayerArgs,
+    ModelArgs,
+    WorkspaceArgs,
+    address,
+    library,
+)  # fmt: skip
+from actors.engine.native.step import NativeStep
+from actors.engine.native.weights import PackedWeight, pack_weight
+from actors.engine.step import StepInput
+from actors.spec import ModelSpec
+
+
+class RankLate(RuntimeError):
+    """Another rank did not come to a sum in time."""
+
+
+class FusedRunner:
+    """The `ModelRunner` of a model that `dissect` knows. Takes the model over: its weights are packed and freed."""
+
+    def __init__(self, model: Any, spec: ModelSpec, exchange: Exchange | None = None) -> None:
+        """Raises `NotFusable` (the model is untouched then) and `KernelBuildError`."""
+        self._library = library()
+        limit = spec.max_context_tokens or int(model.config.get_text_config().max_position_embeddings)
+        anatomy = dissect(model, limit)
+        self.num_pages = spec.num_pages
+        self.vocab_size = len(anatomy.head.weight)
+        self._page_tokens = spec.page_tokens
+        self._exchange = exchange
+        geometry = [(layer.num_kv_heads, layer.head_dim) for layer in anatomy.layers]
+        self.kv = NativeKV(geometry, self.num_pages, spec.page_tokens, spec.kv_kind)
+        self._weights: list[PackedWeight] = []
+        self._tensors: list[torch.Tensor] = []
+        self._widest = self._widths(anatomy)
+        self._scratch_bytes = 0
+        self._layers = (LayerArgs * len(anatomy.layers))()
+        rope = {key: (self._hold(c), self._hold(s)) for key, (c, s) in anatomy.rope.items()}
+        for index, layer in enumerate(anatomy.layers):
+            self._layers[index] = self._layer(layer, index, spec.weights, rope)
+            anatomy.layers[index] = None  # type: ignore[call-overload]  # lets go of the stacked copies
+        embedding = anatomy.embedding
+        if embedding.dtype not in (torch.float32, torch.bfloat16):
+            embedding = embedding.float()
+        head = self._pack(anatomy.head, head_kind(spec.weights))
+        self.num_weight_bytes = sum(w.num_bytes for w in self._weights)
+        self._model = ModelArgs(
+            len(self._layers), anatomy.hidden, 0, anatomy.activation,
+            spec.num_threads or torch.get_num_threads(),
+            KV_KINDS["float32" if embedding.dtype == torch.float32 else "bfloat16"],
+            anatomy.epsilon, anatomy.embedding_scale, self._layers, self._hold(embedding),
+            self._hold(anatomy.final_norm), head, anatomy.logit_cap,
+            None if exchange is None else ctypes.pointer(exchange.args),
+        )  # fmt: skip
+        self._workspace = self._make_workspace(spec.max_batch_tokens)
+
+    def forward(self, step: StepInput) -> torch.Tensor:
+        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32.
+
+        Raises `RankLate` when another rank hangs.
+        """
+        if len(step.copies):
+            self.kv.copy_pages(step.copies)
+        if len(step.input_ids) > self._workspace_rows:
+            self._workspace = self._make_workspace(len(step.input_ids))
+        native = NativeStep(step, self._page_tokens)
+        logits = torch.empty(len(step.logit_rows), self.vocab_size)
+        if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
+            raise RankLate("another tensor-parallel rank did not come to a sum in time")
+        return logits
+
+    def _layer(self, layer: LayerAnatomy, index: int, weights: str, rope: dict[str, tuple[int, int]]) -> LayerArgs:
+        cosine, sine = rope[layer.rope]
+        optional = (layer.query_norm, layer.key_norm, layer.after_attention, layer.after_mlp)
+        return LayerArgs(
+            *(self._pack(m, weights) for m in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+            self._hold(layer.input_norm), self._hold(layer.mlp_norm),
+            *(None if t is None else self._hold(t) for t in optional), cosine, sine,
+            HeadsArgs(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.scaling),
+            layer.head_dim, self.kv.args(index),
+        )  # fmt: skip
+
+    def _pack(self, matrix: Matrix, kind: str) -> Any:
+        packed = pack_weight(kind, matrix.weight, matrix.bias)
+        self._weights.append(packed)
+        self._scratch_bytes = max(self._scratch_bytes, packed.bytes_per_row)
+        return packed.args()
+
+    def _hold(self, tensor: torch.Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._tensors.append(tensor)
+        return tensor.data_ptr()
+
+    @staticmethod
+    def _widths(anatomy: Anatomy) -> list[int]:
+        """Floats per row of the workspace's buffers, in the order of `Workspace`."""
+        layers, hidden = anatomy.layers, anatomy.hidden
+        return [
+            hidden, hidden, max(len(n.qkv.weight) for n in layers),
+            max(n.num_heads * n.head_dim for n in layers), max(len(n.gate_up.weight) for n in layers), hidden,
+        ]  # fmt: skip
+
+    def _make_workspace(self, num_rows: int) -> WorkspaceArgs:
+        self._workspace_rows = num_rows
+        self._buffers = [torch.empty(num_rows * width) for width in self._widest]
+        self._buffers.append(torch.empty(num_rows * self._scratch_bytes, dtype=torch.uint8))
+        self._buffers.append(torch.empty(num_rows))
+        return WorkspaceArgs(*map(address, self._buffers))
+
+
+def head_kind(weights: str) -> str:
+    """The output head's kind: a fifth of a small model, and 4 bits there cost more than they save."""
+    return "int8" if weights == "int4" else weights

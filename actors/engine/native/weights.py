@@ -1,0 +1,121 @@
+"""Packing of weight matrices for the kernels (layouts: `src/matmul.c`), and the linear layer over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from actors.engine.native.library import INT4_GROUP, LANES, WEIGHT_KINDS, LinearArgs, address, library
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight matrix as a kernel reads it; `args` points into `tensors`."""
+
+    kind: str
+    num_out: int
+    num_in: int
+    num_in_padded: int
+    tensors: dict[str, torch.Tensor] = field(repr=False)
+
+    def args(self) -> LinearArgs:
+        """The C view; this object must outlive it."""
+        t = self.tensors
+        return LinearArgs(
+            WEIGHT_KINDS[self.kind], self.num_out, self.num_in, self.num_in_padded,
+            address(t["weight"]), address(t.get("scale")), address(t.get("sum")), address(t.get("bias")),
+        )  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """What one pass reads."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Scratch memory of one quantised row."""
+        return 0 if self.kind in ("fp32", "bf16") else 2 * self.num_in_padded
+
+
+def pack_weight(kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+    """Pack weight [num_out, num_in] and bias [num_out] for kernel `kind`.
+
+    - fp32, bf16: as they are (bf16 rounds to nearest); activations and sums in fp32.
+    - int8: one scale per output channel, times activations of 15 bits with one scale per row: exact integer sums.
+      A row never sees its neighbours, unlike with per-tensor activation scales.
+    - w8a8: as int8, activations of 8 bits: half the work, for drafts.
+    - int4: a scale per 32 inputs (the signed largest becomes -8), activations as int8's.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    if kind not in WEIGHT_KINDS:
+        raise ValueError(f"weights: {kind!r} is not one of {', '.join(WEIGHT_KINDS)}")
+    num_out, num_in = weight.shape
+    unit = {"fp32": 1, "bf16": 1, "int8": 2, "w8a8": 4, "int4": INT4_GROUP}[kind]
+    rows, columns = -(-num_out // LANES) * LANES, -(-num_in // unit) * unit
+    w = torch.zeros(rows, columns)
+    w[:num_out, :num_in] = weight.detach().float()
+    tensors: dict[str, torch.Tensor] = {}
+    if bias is not None:
+        tensors["bias"] = torch.zeros(rows)
+        tensors["bias"][:num_out] = bias.detach().float()
+    if kind in ("fp32", "bf16"):
+        packed = w.view(-1, LANES, columns).transpose(1, 2)
+        tensors["weight"] = (packed if kind == "fp32" else packed.bfloat16()).contiguous()
+    elif kind == "int4":
+        tensors["weight"], tensors["scale"] = _pack_int4(w)
+    else:
+        scale = w.abs().amax(dim=1) / 127.0
+        scale[scale == 0] = 1.0
+        q = (w / scale[:, None]).round()
+        together = 4 if kind == "w8a8" and library().has_vnni() else 2
+        tensors["weight"] = _interleave(q.to(torch.int8), together)
+        tensors["scale"] = scale
+        tensors["sum"] = q.sum(dim=1).to(torch.int32)
+    return PackedWeight(kind, num_out, num_in, columns, tensors)
+
+
+def _interleave(q: torch.Tensor, together: int) -> torch.Tensor:
+    """[out, in] -> [out / 16, in / together, 16, together]."""
+    rows, columns = q.shape
+    return q.view(rows // LANES, LANES, columns // together, together).transpose(1, 2).contiguous()
+
+
+def _pack_int4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nibbles [out / 16, in / 4, 16, 2] and scales [out / 16, in / 32, 16]."""
+    rows, columns = w.shape
+    groups = w.view(rows, columns // INT4_GROUP, INT4_GROUP)
+    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    scale = largest / -8.0
+    scale[scale == 0] = 1.0
+    q = ((groups / scale).round().clamp(-8, 7) + 8).to(torch.uint8).view(rows, columns)
+    fours = _interleave(q, 4)
+    nibbles = (fours[..., :2] | (fours[..., 2:] << 4)).contiguous()
+    scales = scale.view(rows // LANES, LANES, columns // INT4_GROUP).transpose(1, 2).contiguous()
+    return nibbles, scales
+
+
+class NativeLinear(nn.Module):
+    """A linear layer over the C kernels: fp32 in, fp32 out, each row its own."""
+
+    def __init__(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed = pack_weight(kind, weight, bias)
+        self._args = self.packed.args()
+        self._call = library().matmul
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features], in x's dtype."""
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        out = torch.empty(len(rows), self.out_features)
+        values = torch.empty(len(rows) * self.packed.bytes_per_row, dtype=torch.uint8)
+        scale = torch.empty(len(rows))
+        self._call(
+            self._args, rows.data_ptr(), len(rows), out.data_ptr(), values.data_ptr(), scale.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], self.out_features).to(x.dtype)

@@ -1,0 +1,116 @@
+"""Linear kernels: exact integers, rows that do not see each other, the same bits on every instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from typing import Any
+
+import pytest
+import torch
+
+from actors.engine.native.build import built_library
+from actors.engine.native.library import WEIGHT_KINDS, LinearArgs, library
+from actors.engine.native.weights import NativeLinear, PackedWeight, pack_weight
+
+KINDS = tuple(WEIGHT_KINDS)
+SHAPES = [(1, 1), (16, 32), (17, 33), (33, 31), (96, 64), (130, 1030), (48, 2050)]  # (num_out, num_in)
+
+
+def made(kind: str, num_out: int, num_in: int, bias: bool = True) -> tuple[NativeLinear, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(num_out * 7 + num_in)
+    weight, offset = torch.randn(num_out, num_in, generator=g), torch.randn(num_out, generator=g)
+    return NativeLinear(kind, weight, offset if bias else None), weight, offset
+
+
+def rows_of(num_rows: int, num_in: int, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, num_in, generator=g) * torch.logspace(-3, 3, num_rows)[:, None]
+
+
+TOLERANCE = {"fp32": 1e-6, "bf16": 4e-3, "int8": 5e-3, "w8a8": 1.5e-2, "int4": 8e-2}  # of the row's scale
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_is_the_plain_one_up_to_the_kinds_rounding(kind: str, shape: tuple[int, int]) -> None:
+    linear, weight, bias = made(kind, *shape)
+    x = rows_of(9, shape[1])
+    exact = x.double() @ weight.double().t() + bias.double()
+    scale = x.double().abs().amax(1, keepdim=True) * weight.abs().max() * shape[1] ** 0.5 + 1.0
+    assert ((linear(x).double() - exact).abs() / scale).max() < TOLERANCE[kind]
+
+
+@pytest.mark.parametrize("num_in", [64, 1030, 2050])
+def test_int8_is_an_exact_integer_product_of_the_rounded_factors(num_in: int) -> None:
+    """15-bit activations: the only roundings are those of the two factors and of the float sum of blocks."""
+    torch.manual_seed(num_in)
+    weight = torch.randint(-127, 128, (32, num_in)).float()
+    weight[:, 0] = 127.0  # every channel's scale is one
+    x = torch.randint(-16384, 16385, (5, num_in)).float()
+    x[:, 1] = 16384.0  # every row's scale is one
+    got = NativeLinear("int8", weight, None)(x).double()
+    exact = x.double() @ weight.double().t()
+    assert torch.allclose(got, exact, rtol=3e-7, atol=16)  # blocks of up to 1e8 may cancel
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_with_any_neighbours(kind: str, shape: tuple[int, int]) -> None:
+    linear, _, _ = made(kind, *shape)
+    x = rows_of(40, shape[1])
+    alone = torch.cat([linear(row[None]) for row in x])
+    for size in (2, 3, 4, 5, 6, 7, 8, 13, 40):
+        assert torch.equal(torch.cat([linear(part) for part in x.split(size)]), alone), f"{size} rows"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_bad_row_is_not_finite_and_spoils_no_other(kind: str, bad: float) -> None:
+    linear, _, _ = made(kind, 48, 70)
+    x = rows_of(6, 70)
+    good = linear(x)
+    x[2, 69] = bad
+    out = linear(x)
+    assert not torch.isfinite(out[2]).any()
+    keep = [0, 1, 3, 4, 5]
+    assert torch.equal(out[keep], good[keep])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_rows_and_zero_weights_give_the_bias(kind: str) -> None:
+    linear, _, bias = made(kind, 20, 40)
+    assert torch.equal(linear(torch.zeros(3, 40)), bias.expand(3, -1))
+    zero = NativeLinear(kind, torch.zeros(20, 40), None)
+    assert torch.equal(zero(rows_of(2, 40)), torch.zeros(2, 20))
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(ValueError, match="'int3' is not one of fp32"):
+        pack_weight("int3", torch.zeros(2, 2), None)
+
+
+def run(lib: Any, packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+    lib.matmul.argtypes = [ctypes.POINTER(LinearArgs), *[ctypes.c_void_p] * 1, ctypes.c_int64,
+                           *[ctypes.c_void_p] * 3, ctypes.c_int32]  # fmt: skip
+    out = torch.empty(len(x), packed.num_out)
+    values, scale = torch.empty(len(x) * packed.num_in_padded * 2, dtype=torch.uint8), torch.empty(len(x))
+    lib.matmul(packed.args(), x.data_ptr(), len(x), out.data_ptr(), values.data_ptr(), scale.data_ptr(), 2)
+    return out
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("march", ["haswell", "skylake-avx512"])
+def test_every_instruction_set_computes_the_same_bits(march: str) -> None:
+    """A replica on another processor must go on with the same text. (w8a8 is packed for the processor at hand.)"""
+    try:
+        other: Any = ctypes.CDLL(str(built_library((f"-march={march}",))))
+    except OSError as error:
+        pytest.skip(f"this processor cannot load {march}: {error}")
+    if march not in ("haswell",) and "avx512" not in open("/proc/cpuinfo").read():
+        pytest.skip("this processor has no AVX-512")
+    for kind in ("fp32", "bf16", "int8", "int4"):
+        for shape in SHAPES:
+            linear, _, _ = made(kind, *shape)
+            x = rows_of(7, shape[1])
+            assert torch.equal(run(other, linear.packed, x), run(library(), linear.packed, x)), (kind, shape)
