@@ -47,7 +47,7 @@ def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:
     exchange = None
     if spec.tensor_parallel_size > 1:
         capacity = spec.max_batch_tokens * int(model.config.get_text_config().hidden_size)
-        exchange = open_exchange(capacity, spec.step_timeout_s)
+        exchange = open_exchange(dist.get_rank(), spec.tensor_parallel_size, capacity, spec.step_timeout_s)
         if exchange is None:  # ranks on several machines
             return None
     return FusedRunner(model, spec, exchange)

@@ -66,6 +66,15 @@ class ExchangeArgs(Structure):
     ]  # fmt: skip
 
 
+class ChannelArgs(Structure):
+    """`Channel`."""
+
+    _fields_ = [
+        ("rank", c_int32), ("num_ranks", c_int32), ("capacity", c_int64), ("timeout_s", c_double),
+        ("sent", c_void_p), ("read", c_void_p), ("data", c_void_p), ("count", c_uint32),
+    ]  # fmt: skip
+
+
 class LayerArgs(Structure):
     """`Layer`."""
 
@@ -110,6 +119,11 @@ def library() -> Any:
     lib.paged_attention.argtypes = [
         POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), c_void_p, c_void_p, c_void_p, c_void_p, c_int32,
     ]  # fmt: skip
+    for move in (lib.channel_send, lib.channel_receive):
+        move.restype = c_int32
+        move.argtypes = [POINTER(ChannelArgs), c_void_p, c_int64]
+    lib.channel_flush.restype = c_int32
+    lib.channel_flush.argtypes = [POINTER(ChannelArgs)]
     return lib
 
 

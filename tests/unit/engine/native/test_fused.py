@@ -14,7 +14,7 @@ from actors.engine.native.anatomy import NotFusable, check_fusable
 from actors.engine.native.fused import FusedRunner
 from actors.engine.runner import LocalRunner
 from tests.models import tiny_spec
-from tests.unit.engine.test_bits import Tape
+from tests.tape import Tape
 
 BASE: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -34,7 +34,9 @@ CONFIGS = {
         **{**BASE, "hidden_size": 60, "intermediate_size": 77, "num_attention_heads": 6, "num_key_value_heads": 3,
            "head_dim": 20}
     ),
-    "llama-one-kv-head": tf.LlamaConfig(**{**BASE, "num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 16}),
+    "llama-one-kv-head": tf.LlamaConfig(
+        **{**BASE, "num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 16}
+    ),
     "mistral": tf.MistralConfig(**BASE, sliding_window=None),
     "mistral-sliding": tf.MistralConfig(**BASE, sliding_window=50),
     "qwen2": tf.Qwen2Config(**BASE),
@@ -87,19 +89,13 @@ def test_small_keys_and_values_stay_close(kv_dtype: str) -> None:
 @pytest.mark.parametrize("page_tokens", [4, 16, 128])
 def test_logits_do_not_depend_on_who_used_a_page_before(page_tokens: int) -> None:
     """Whatever another sequence left in a page, NaN included, is out of sight."""
-    import tests.unit.engine.test_bits as bits
-
     ids = ids_of(100)
-    old, bits.PAGE = bits.PAGE, page_tokens
-    try:
-        runner = make_runner(model_of(CONFIGS["mistral-sliding"]), tiny_spec(page_tokens=page_tokens, kv_tokens=1024))
-        clean = Tape(runner, 1, seed=1).feed(0, ids, 7)
-        for stores in runner.kv._stores:
-            for store in stores:
-                store.fill_(float("nan"))
-        assert torch.equal(Tape(runner, 1, seed=2).feed(0, ids, 9), clean)
-    finally:
-        bits.PAGE = old
+    runner = make_runner(model_of(CONFIGS["mistral-sliding"]), tiny_spec(page_tokens=page_tokens, kv_tokens=1024))
+    clean = Tape(runner, 1, seed=1, page_tokens=page_tokens).feed(0, ids, 7)
+    for stores in runner.kv._stores:
+        for store in stores:
+            store.fill_(float("nan"))
+    assert torch.equal(Tape(runner, 1, seed=2, page_tokens=page_tokens).feed(0, ids, 9), clean)
 
 
 def test_what_has_no_fused_pass_runs_layer_by_layer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,12 +104,9 @@ def run(lib: Any, packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("march", ["haswell", "skylake-avx512"])
 def test_every_instruction_set_computes_the_same_bits(march: str) -> None:
     """A replica on another processor must go on with the same text. (w8a8 is packed for the processor at hand.)"""
-    try:
-        other: Any = ctypes.CDLL(str(built_library((f"-march={march}",))))
-    except OSError as error:
-        pytest.skip(f"this processor cannot load {march}: {error}")
-    if march not in ("haswell",) and "avx512" not in open("/proc/cpuinfo").read():
+    if march != "haswell" and "avx512bw" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512")
+    other: Any = ctypes.CDLL(str(built_library((f"-march={march}",))))
     for kind in ("fp32", "bf16", "int8", "int4"):
         for shape in SHAPES:
             linear, _, _ = made(kind, *shape)

@@ -1,0 +1,62 @@
+"""One tensor-parallel rank of a tiny model, as a process: `python -m tests.rank_process RANK SIZE STORE OUT KINDS`.
+
+Rank 0 writes {weights: [logits per chunk size]} to OUT. Sequences are fed by hand, so the test needs no engine.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers as tf
+
+from actors.engine.make import make_runner
+from actors.engine.native.fused import FusedRunner
+from actors.loading.sharded import shard
+from tests.models import tiny_spec
+from tests.tape import Tape
+
+CHUNKS = (1, 7, 50)
+
+
+def model() -> tf.PreTrainedModel:
+    """Three KV heads, so two ranks hold 2 + 1; biases on both sides of every sum."""
+    torch.manual_seed(5)
+    config = tf.LlamaConfig(
+        vocab_size=97, hidden_size=96, intermediate_size=192, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, max_position_embeddings=512, attention_bias=True, mlp_bias=True,
+    )
+    made = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return made
+
+
+def ids() -> np.ndarray:
+    """What is fed."""
+    return np.random.default_rng(2).integers(0, 97, 50).astype(np.int32)
+
+
+def main() -> None:
+    """Run this rank."""
+    rank, size, store, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    found = {}
+    for weights in sys.argv[5].split(","):
+        cut = shard(model(), size, None)
+        runner = make_runner(cut, tiny_spec(weights=weights, tensor_parallel_size=size, max_batch_tokens=64))
+        assert isinstance(runner, FusedRunner)
+        dist.barrier()
+        found[weights] = [Tape(runner, 1, seed=chunk).feed(0, ids(), chunk) for chunk in CHUNKS]
+    if rank == 0:
+        torch.save(found, out)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
