@@ -42,9 +42,11 @@ class NativeAttention:
     ) -> torch.Tensor:  # fmt: skip
         """Write keys and values [rows, kv heads, dim], attend with query [rows, heads, dim] -> as query."""
         out = torch.empty_like(query)
+        num_threads = torch.get_num_threads()
+        partials = torch.empty(step.partial_floats(heads.num_heads, heads.num_kv_heads, heads.head_dim, num_threads))
         library().paged_attention(
             self._views[layer], heads, step.args, query.data_ptr(), key.data_ptr(), value.data_ptr(),
-            out.data_ptr(), torch.get_num_threads(),
+            out.data_ptr(), partials.data_ptr(), num_threads,
         )  # fmt: skip
         return out
 

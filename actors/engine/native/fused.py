@@ -47,6 +47,7 @@ class FusedRunner:
         self._tensors: list[torch.Tensor] = []
         self._widest = self._widths(anatomy)
         self._scratch_bytes = 0
+        self._partials = torch.empty(0)
         self._layers = (LayerArgs * len(anatomy.layers))()
         rope = {key: (self._hold(c), self._hold(s)) for key, (c, s) in anatomy.rope.items()}
         for index, layer in enumerate(anatomy.layers):
@@ -65,6 +66,8 @@ class FusedRunner:
             self._hold(anatomy.final_norm), head, anatomy.logit_cap,
             None if exchange is None else ctypes.pointer(exchange.args),
         )  # fmt: skip
+        by_shape = {(h.num_heads, h.num_kv_heads, h.head_dim): h for h in (layer.heads for layer in self._layers)}
+        self._kinds_of_heads = list(by_shape.values())
         self._workspace = self._make_workspace(spec.max_batch_tokens)
 
     def forward(self, step: StepInput) -> torch.Tensor:
@@ -77,6 +80,7 @@ class FusedRunner:
         if len(step.input_ids) > self._workspace_rows:
             self._workspace = self._make_workspace(len(step.input_ids))
         native = NativeStep(step, self._page_tokens)
+        self._reserve_partials(native)
         logits = torch.empty(len(step.logit_rows), self.vocab_size)
         if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
             raise RankLate("another tensor-parallel rank did not come to a sum in time")
@@ -113,9 +117,19 @@ class FusedRunner:
             max(n.num_heads * n.head_dim for n in layers), max(len(n.gate_up.weight) for n in layers), hidden,
         ]  # fmt: skip
 
+    def _reserve_partials(self, native: NativeStep) -> None:
+        need = max(
+            native.partial_floats(h.num_heads, h.num_kv_heads, h.head_dim, self._model.num_threads)
+            for h in self._kinds_of_heads
+        )
+        if need > self._partials.numel():
+            self._partials = torch.empty(need)
+            self._workspace.partials = self._partials.data_ptr()
+
     def _make_workspace(self, num_rows: int) -> WorkspaceArgs:
         self._workspace_rows = num_rows
         self._buffers = [torch.empty(num_rows * width) for width in self._widest]
+        self._buffers.append(self._partials)
         self._buffers.append(torch.empty(num_rows * self._scratch_bytes, dtype=torch.uint8))
         self._buffers.append(torch.empty(num_rows))
         return WorkspaceArgs(*map(address, self._buffers))

@@ -18,6 +18,7 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 LANES = 16
 INT4_GROUP = 32
 GROUP_ROWS = 8
+CHUNK_PAGES = 4
 
 
 class LinearArgs(Structure):
@@ -102,7 +103,7 @@ class WorkspaceArgs(Structure):
 
     _fields_ = [
         (name, c_void_p)
-        for name in ("x", "normed", "qkv", "attended", "gate_up", "added", "values", "scale")
+        for name in ("x", "normed", "qkv", "attended", "gate_up", "added", "partials", "values", "scale")
     ]
 
 
@@ -117,7 +118,7 @@ def library() -> Any:
     lib.matmul.argtypes = [POINTER(LinearArgs), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     lib.paged_attention.restype = None
     lib.paged_attention.argtypes = [
-        POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), c_void_p, c_void_p, c_void_p, c_void_p, c_int32,
+        POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32,
     ]  # fmt: skip
     for move in (lib.channel_send, lib.channel_receive):
         move.restype = c_int32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.engine.native.library import GROUP_ROWS, StepArgs, address
+from actors.engine.native.library import CHUNK_PAGES, GROUP_ROWS, LANES, StepArgs, address
 from actors.engine.step import StepInput
 
 
@@ -25,6 +25,13 @@ class NativeStep:
                 step.cu_pages[sequence],
             )
         ]  # fmt: skip
+        self._num_chunks = -(-int(step.kv_len.max()) // (page_tokens * CHUNK_PAGES))
         self.args = StepArgs(
             len(step.input_ids), len(step.logit_rows), len(sequence), page_tokens, *map(address, self._arrays)
         )
+
+    def partial_floats(self, num_heads: int, num_kv_heads: int, head_dim: int, num_threads: int) -> int:
+        """Scratch that `attend` needs where chunks of few rows are shared out to threads (`src/attention.c`)."""
+        if num_threads == 1 or self.args.num_groups * num_kv_heads >= 4 * num_threads or self._num_chunks == 1:
+            return 0
+        return self.args.num_rows * num_heads * self._num_chunks * (-(-head_dim // LANES) + 1) * LANES

@@ -18,24 +18,25 @@ def ids_of(runner: ModelRunner, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, runner.vocab_size, count).astype(np.int32)
 
 
-PATHS: list[dict[str, str]] = [
+PATHS: list[dict[str, Any]] = [
     *({"weights": kind} for kind in ("fp32", "bf16", "int8", "w8a8", "int4")),
     {"kv_dtype": "int8"},
+    {"page_tokens": 4},
     {"kv_dtype": "bfloat16"},
     *({"weights": kind, "kernels": "portable"} for kind in ("fp32", "int8")),
 ]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(path.values()))
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path.values())))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str, path: dict[str, Any]) -> None:
-    runner = tiny_runner(architecture, kv_tokens=1024, **path)
+    runner, page = tiny_runner(architecture, kv_tokens=1024, **path), path.get("page_tokens", 64)
     a, b = ids_of(runner, 200, 0), ids_of(runner, 150, 1)
-    alone = Tape(runner, 2, seed=1).feed(0, a, 1)
+    alone = Tape(runner, 2, 1, page).feed(0, a, 1)
     for chunk in (2, 3, 5, 7, 8, 16, 37, 64, 100, 200):
-        assert torch.equal(Tape(runner, 2, seed=2).feed(0, a, chunk), alone), f"chunks of {chunk}"
+        assert torch.equal(Tape(runner, 2, 2, page).feed(0, a, chunk), alone), f"chunks of {chunk}"
     rng = np.random.default_rng(0)
-    tape, rows, i, j = Tape(runner, 2, seed=3), [], 0, 0
+    tape, rows, i, j = Tape(runner, 2, 3, page), [], 0, 0
     while i < len(a):
         n, k = int(rng.integers(1, 10)), int(rng.integers(1, 18))
         parts = [(0, i, a[i : i + n])]
@@ -49,18 +50,20 @@ def test_logits_do_not_depend_on_chunking_neighbours_or_pages(architecture: str,
     assert torch.equal(torch.cat(rows), alone), "mixed batch"
 
 
+@pytest.mark.parametrize("page_tokens", [64, 4])
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_logits_do_not_depend_on_the_number_of_threads(architecture: str, weights: str) -> None:
-    """Threads cut a step's work by its number of rows: the cut must not show either."""
-    one = tiny_runner(architecture, weights=weights, kv_tokens=1024, num_threads=1)
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gpt2"])
+def test_logits_do_not_depend_on_the_number_of_threads(architecture: str, weights: str, page_tokens: int) -> None:
+    """Threads cut a step's work by its rows, and few rows' keys by chunks (of 4 pages): no cut must show."""
+    settings = {"weights": weights, "kv_tokens": 1024, "page_tokens": page_tokens}
+    one = tiny_runner(architecture, **settings, num_threads=1)
     ids = ids_of(one, 130, 0)
-    alone = Tape(one, 1, seed=1).feed(0, ids, 1)
+    alone = Tape(one, 1, 1, page_tokens).feed(0, ids, 1)
     torch.set_num_threads(3)
     try:
-        three = tiny_runner(architecture, weights=weights, kv_tokens=1024, num_threads=3)
+        three = tiny_runner(architecture, **settings, num_threads=3)
         for chunk in (1, 3, 16, 100, 130):
-            assert torch.equal(Tape(three, 1, seed=2).feed(0, ids, chunk), alone), f"chunks of {chunk}"
+            assert torch.equal(Tape(three, 1, 2, page_tokens).feed(0, ids, chunk), alone), f"chunks of {chunk}"
     finally:
         torch.set_num_threads(1)
 

@@ -1,7 +1,8 @@
-/* Attention over paged keys and values: softmax is taken page by page, in order, with a running maximum.
- *
- * (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".) What a row computes depends on its
- * position and its own keys alone; rows of a group only share the loads of a page. */
+/* Attention over paged keys and values: softmax is taken page by page, in order, with a running maximum (Milakov and
+ * Gimelshein 2018, "Online normalizer calculation for softmax"), within chunks of CHUNK_PAGES pages; the chunks'
+ * results are then put together in order. Chunks lie at fixed positions, so what a row computes depends on its
+ * position and its own keys alone, whether one thread goes through all chunks or each has its own. Rows of a group
+ * share the loads of a page. */
 #include "outrider.h"
 
 #define MOST_VECTORS 16 /* head sizes up to 256 */
@@ -60,49 +61,75 @@ void kv_write(const KVLayer *kv, const Heads *heads, const Step *step, int32_t r
     }
 }
 
-typedef struct {
-    float top, sum;
-    float out[MOST_VECTORS * LANES];
-} Running;
+/* A running softmax: [TOP] the largest score, [SUM] of exponentials (0: nothing seen yet), from [OUT] on the weighted
+ * values, [dim] padded to 16. */
+enum { TOP = 0, SUM = 1, OUT = LANES };
+
+/* Scores of JB vectors of keys from vector j on: several at once, since one chain of additions waits for itself. */
+INLINE void scores(const int kind, const int QB, const int JB, const KVLayer *kv, int64_t cell, int64_t base, int32_t j,
+                   int32_t head_dim, float scale, const float *query, float (*p)[MOST_PAGE]) {
+    vf s[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < JB; n++) s[i][n] = v_zero();
+    for (int32_t d = 0; d < head_dim; d++) {
+        vf k[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < JB; n++) k[n] = load(kind, kv->keys, base + (int64_t)d * kv->page + (j + n) * LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < QB; i++) {
+            const vf q = v_set(query[i * head_dim + d]);
+#pragma GCC unroll 4
+            for (int n = 0; n < JB; n++) s[i][n] = v_fma(q, k[n], s[i][n]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < JB; n++) {
+        vf factor = v_set(scale);
+        if (kind == KV_INT8) factor = v_mul(factor, v_load(kv->key_scale + cell * kv->page + (j + n) * LANES));
+#pragma GCC unroll 4
+        for (int i = 0; i < QB; i++) v_store(p[i] + (j + n) * LANES, v_mul(s[i][n], factor));
+    }
+}
 
 /* One page for QB queries (heads) of one row; keys [low, high) of the page are visible. */
 INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t cell, int32_t low, int32_t high,
-                      int32_t head_dim, float scale, const float *query, Running *state) {
-    const int64_t base = cell * kv->dim * kv->page;
+                      int32_t head_dim, float scale, const float *query, float *state) {
+    const int64_t base = cell * kv->dim * kv->page, stride = kv->dim + OUT;
     const int32_t vectors = (high + LANES - 1) / LANES;
     float p[4][MOST_PAGE];
-    for (int32_t j = low / LANES; j < vectors; j++) {
-        vf s[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < QB; i++) s[i] = v_zero();
-        for (int32_t d = 0; d < head_dim; d++) {
-            const vf k = load(kind, kv->keys, base + (int64_t)d * kv->page + j * LANES);
-#pragma GCC unroll 4
-            for (int i = 0; i < QB; i++) s[i] = v_fma(v_set(query[i * head_dim + d]), k, s[i]);
+    for (int32_t j = low / LANES; j < vectors;) {
+        if (vectors - j >= 4 && QB == 1) {
+            scores(kind, QB, 4, kv, cell, base, j, head_dim, scale, query, p);
+            j += 4;
+        } else if (vectors - j >= 2) {
+            scores(kind, QB, 2, kv, cell, base, j, head_dim, scale, query, p);
+            j += 2;
+        } else {
+            scores(kind, QB, 1, kv, cell, base, j, head_dim, scale, query, p);
+            j += 1;
         }
-        vf factor = v_set(scale);
-        if (kind == KV_INT8) factor = v_mul(factor, v_load(kv->key_scale + cell * kv->page + j * LANES));
-        for (int i = 0; i < QB; i++) v_store(p[i] + j * LANES, v_mul(s[i], factor));
     }
     for (int i = 0; i < QB; i++) {
-        float *const w = p[i];
+        float *const w = p[i], *const mine = state + i * stride;
         /* Lanes outside hold what other sequences left there, perhaps NaN. */
         for (int32_t j = low / LANES * LANES; j < low; j++) w[j] = -INFINITY;
         for (int32_t j = high; j < vectors * LANES; j++) w[j] = -INFINITY;
-        vf most = v_set(state[i].top);
+        vf most = v_set(mine[TOP]);
         for (int32_t j = low / LANES; j < vectors; j++) most = v_max(most, v_load(w + j * LANES));
         const float top = v_top(most);
         float keep[LANES];
-        v_store(keep, v_exp(v_set(state[i].top - top)));
+        v_store(keep, v_exp(v_set(mine[TOP] - top)));
         vf sum = v_zero();
         for (int32_t j = low / LANES; j < vectors; j++) v_store(w + j * LANES, v_exp(v_sub(v_load(w + j * LANES), v_set(top))));
         for (int32_t j = low / LANES * LANES; j < low; j++) w[j] = 0.0f;
         for (int32_t j = high; j < vectors * LANES; j++) w[j] = 0.0f;
         for (int32_t j = low / LANES; j < vectors; j++) sum = v_add(sum, v_load(w + j * LANES));
-        state[i].sum = state[i].sum * keep[0] + v_sum(sum);
-        state[i].top = top;
+        mine[SUM] = mine[SUM] * keep[0] + v_sum(sum);
+        mine[TOP] = top;
         for (int32_t d = 0; d < kv->dim; d += LANES)
-            v_store(state[i].out + d, v_mul(v_load(state[i].out + d), v_set(keep[0])));
+            v_store(mine + OUT + d, v_mul(v_load(mine + OUT + d), v_set(keep[0])));
     }
     if (kind == KV_INT8)
         for (int i = 0; i < QB; i++)
@@ -112,8 +139,8 @@ INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t c
         vf a[4], b[4];
 #pragma GCC unroll 4
         for (int i = 0; i < QB; i++) {
-            a[i] = v_load(state[i].out + d);
-            b[i] = two ? v_load(state[i].out + d + LANES) : v_zero();
+            a[i] = v_load(state + i * stride + OUT + d);
+            b[i] = two ? v_load(state + i * stride + OUT + d + LANES) : v_zero();
         }
         for (int32_t j = low; j < high; j++) {
             const vf v0 = load(kind, kv->values, base + (int64_t)j * kv->dim + d);
@@ -127,14 +154,14 @@ INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t c
         }
 #pragma GCC unroll 4
         for (int i = 0; i < QB; i++) {
-            v_store(state[i].out + d, a[i]);
-            if (two) v_store(state[i].out + d + LANES, b[i]);
+            v_store(state + i * stride + OUT + d, a[i]);
+            if (two) v_store(state + i * stride + OUT + d + LANES, b[i]);
         }
     }
 }
 
 #define ARGS const KVLayer *kv, int64_t cell, int32_t low, int32_t high, int32_t head_dim, float scale, \
-             const float *query, Running *state
+             const float *query, float *state
 #define PASS kv, cell, low, high, head_dim, scale, query, state
 #define PAGE(KIND, QB) static void page_##KIND##_##QB(ARGS) { page_step(KIND, QB, PASS); }
 #define PAGES(KIND) PAGE(KIND, 1) PAGE(KIND, 2) PAGE(KIND, 3) PAGE(KIND, 4)
@@ -144,47 +171,154 @@ static void (*const TABLE[3][4])(ARGS) = {ROW(0), ROW(1), ROW(2)};
 
 #define HEADS_AT_ONCE 8
 
-void attend(const KVLayer *kv, const Heads *heads, const Step *step, int32_t group, int32_t kv_head,
-            const float *query, int64_t ld_query, float *out, int64_t ld_out) {
+static int32_t num_chunks(const Step *step, int32_t group) {
+    const int32_t last = step->positions[step->group_rows[group + 1] - 1];
+    return last / (step->page_tokens * CHUNK_PAGES) + 1;
+}
+
+/* One chunk for the query heads [head0, head0 + num) of a KV head, of every row of a group -> states [rows, num]. */
+static void chunk_states(const KVLayer *kv, const Heads *heads, const Step *step, int32_t group, int32_t kv_head,
+                         int32_t head0, int32_t num, int32_t chunk, const float *query, int64_t ld_query, float *states,
+                         int64_t ld_states) {
     const int32_t per_kv = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim, page = step->page_tokens;
     const int32_t first = step->group_rows[group], end = step->group_rows[group + 1];
     const int32_t *pages = step->pages + step->group_pages[group];
+    const int64_t stride = kv->dim + OUT, column = ((int64_t)kv_head * per_kv + head0) * dim;
+    for (int32_t row = first; row < end; row++)
+        for (int32_t h = 0; h < num; h++) {
+            float *const state = states + (row - first) * ld_states + h * stride;
+            memset(state, 0, sizeof(float) * stride);
+            state[TOP] = -INFINITY;
+        }
+    int32_t last_page = step->positions[end - 1] / page, page0 = chunk * CHUNK_PAGES;
+    last_page = last_page < page0 + CHUNK_PAGES - 1 ? last_page : page0 + CHUNK_PAGES - 1;
+    for (int32_t b = page0; b <= last_page; b++) {
+        const int64_t cell = (int64_t)pages[b] * heads->num_kv_heads + kv_head;
+        for (int32_t row = first; row < end; row++) {
+            const int32_t position = step->positions[row];
+            const int32_t oldest = heads->window > 0 && position >= heads->window ? position - heads->window + 1 : 0;
+            int32_t low = oldest - b * page, high = position + 1 - b * page;
+            low = low > 0 ? low : 0;
+            high = high < page ? high : page;
+            if (low >= high) continue;
+            for (int32_t h = 0; h < num; h += 4) {
+                const int32_t many = num - h < 4 ? num - h : 4;
+                TABLE[kv->kind][many - 1](kv, cell, low, high, dim, heads->scale,
+                                          query + row * ld_query + column + (int64_t)h * dim,
+                                          states + (row - first) * ld_states + h * stride);
+            }
+        }
+    }
+}
+
+/* total <- total and part, which saw later keys. */
+static void combine(const KVLayer *kv, float *total, const float *part) {
+    if (part[SUM] == 0.0f) return;
+    if (total[SUM] == 0.0f) {
+        memcpy(total, part, sizeof(float) * (kv->dim + OUT));
+        return;
+    }
+    const float top = total[TOP] > part[TOP] ? total[TOP] : part[TOP];
+    float a[LANES], b[LANES];
+    v_store(a, v_exp(v_set(total[TOP] - top)));
+    v_store(b, v_exp(v_set(part[TOP] - top)));
+    total[TOP] = top;
+    total[SUM] = total[SUM] * a[0] + part[SUM] * b[0];
+    for (int32_t d = 0; d < kv->dim; d += LANES) {
+        const vf more = v_mul(v_load(part + OUT + d), v_set(b[0]));
+        v_store(total + OUT + d, v_fma(v_load(total + OUT + d), v_set(a[0]), more));
+    }
+}
+
+static void write_out(const float *state, int32_t dim, float *out) {
+    const float share = 1.0f / state[SUM];
+    for (int32_t d = 0; d < dim; d++) out[d] = state[OUT + d] * share;
+}
+
+static int32_t first_chunk(const Heads *heads, const Step *step, int32_t row) {
+    const int32_t position = step->positions[row];
+    if (heads->window <= 0 || position < heads->window) return 0;
+    return (position - heads->window + 1) / (step->page_tokens * CHUNK_PAGES);
+}
+
+/* All chunks of one (group, KV head) in one go: enough of these keep every thread busy. */
+static void attend_whole(const KVLayer *kv, const Heads *heads, const Step *step, int64_t task, const float *query,
+                         int64_t ld_query, float *out, int64_t ld_out) {
+    const int32_t per_kv = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
+    const int32_t group = (int32_t)(task / heads->num_kv_heads), kv_head = (int32_t)(task % heads->num_kv_heads);
+    const int32_t first = step->group_rows[group], end = step->group_rows[group + 1];
+    const int64_t stride = kv->dim + OUT;
+    float total[GROUP_ROWS * HEADS_AT_ONCE * (MOST_VECTORS * LANES + OUT)];
+    float part[GROUP_ROWS * HEADS_AT_ONCE * (MOST_VECTORS * LANES + OUT)];
     for (int32_t head0 = 0; head0 < per_kv; head0 += HEADS_AT_ONCE) {
         const int32_t num = per_kv - head0 < HEADS_AT_ONCE ? per_kv - head0 : HEADS_AT_ONCE;
-        const int64_t column = ((int64_t)kv_head * per_kv + head0) * dim;
-        Running state[GROUP_ROWS * HEADS_AT_ONCE];
-        for (int32_t i = 0; i < (end - first) * num; i++) {
-            state[i].top = -INFINITY;
-            state[i].sum = 0.0f;
-            memset(state[i].out, 0, sizeof(float) * kv->dim);
-        }
-        const int32_t last_page = step->positions[end - 1] / page;
-        int32_t page0 = 0;
-        if (heads->window > 0 && step->positions[first] >= heads->window)
-            page0 = (step->positions[first] - heads->window + 1) / page;
-        for (int32_t b = page0; b <= last_page; b++) {
-            const int64_t cell = (int64_t)pages[b] * heads->num_kv_heads + kv_head;
-            for (int32_t row = first; row < end; row++) {
-                const int32_t position = step->positions[row];
-                const int32_t oldest = heads->window > 0 && position >= heads->window ? position - heads->window + 1 : 0;
-                int32_t low = oldest - b * page, high = position + 1 - b * page;
-                low = low > 0 ? low : 0;
-                high = high < page ? high : page;
-                if (low >= high) continue;
-                Running *mine = state + (row - first) * num;
-                const float *q = query + row * ld_query + column;
-                for (int32_t h = 0; h < num; h += 4) {
-                    const int32_t many = num - h < 4 ? num - h : 4;
-                    TABLE[kv->kind][many - 1](kv, cell, low, high, dim, heads->scale, q + (int64_t)h * dim, mine + h);
-                }
-            }
+        const int64_t ld = num * stride;
+        const int32_t chunk0 = first_chunk(heads, step, first);
+        for (int32_t chunk = chunk0; chunk < num_chunks(step, group); chunk++) {
+            float *const into = chunk == chunk0 ? total : part;
+            chunk_states(kv, heads, step, group, kv_head, head0, num, chunk, query, ld_query, into, ld);
+            if (into == part)
+                for (int32_t i = 0; i < (end - first) * num; i++) combine(kv, total + i * stride, part + i * stride);
         }
         for (int32_t row = first; row < end; row++)
-            for (int32_t h = 0; h < num; h++) {
-                const Running *mine = state + (row - first) * num + h;
-                float *o = out + row * ld_out + column + (int64_t)h * dim;
-                const float share = 1.0f / mine->sum;
-                for (int32_t d = 0; d < dim; d++) o[d] = mine->out[d] * share;
+            for (int32_t h = 0; h < num; h++)
+                write_out(total + ((row - first) * num + h) * stride, dim,
+                          out + row * ld_out + ((int64_t)kv_head * per_kv + head0 + h) * dim);
+    }
+}
+
+/* Whether chunks are shared out, each to a thread: few rows over long contexts. `partials` then must hold
+ * [num_rows, num_heads, chunks of the longest] states. */
+static int32_t shared_out(const Heads *heads, const Step *step, int32_t num_threads) {
+    if (num_threads == 1 || step->num_groups * heads->num_kv_heads >= 4 * num_threads) return 0;
+    int32_t most = 0;
+    for (int32_t group = 0; group < step->num_groups; group++) {
+        const int32_t chunks = num_chunks(step, group);
+        most = chunks > most ? chunks : most;
+    }
+    return most > 1 ? most : 0;
+}
+
+/* Called by every thread of a team, after the step's keys and values are written. */
+void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float *query, int64_t ld_query, float *out,
+            int64_t ld_out, float *partials, Team *team, int32_t thread) {
+    const int32_t threads = team->num_threads, chunks = shared_out(heads, step, threads);
+    const int64_t tasks = (int64_t)step->num_groups * heads->num_kv_heads;
+    if (!chunks) {
+        /* Later groups see more keys: dealt like cards. */
+        for (int64_t t = thread; t < tasks; t += threads)
+            attend_whole(kv, heads, step, t, query, ld_query, out, ld_out);
+        meet(team);
+        return;
+    }
+    const int32_t per_kv = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
+    const int64_t stride = kv->dim + OUT;
+    for (int64_t t = thread; t < tasks * chunks; t += threads) {
+        const int32_t group = (int32_t)(t / chunks / heads->num_kv_heads), chunk = (int32_t)(t % chunks);
+        const int32_t kv_head = (int32_t)(t / chunks % heads->num_kv_heads), first = step->group_rows[group];
+        if (chunk < first_chunk(heads, step, first) || chunk >= num_chunks(step, group)) continue;
+        float states[GROUP_ROWS * HEADS_AT_ONCE * (MOST_VECTORS * LANES + OUT)];
+        for (int32_t head0 = 0; head0 < per_kv; head0 += HEADS_AT_ONCE) {
+            const int32_t num = per_kv - head0 < HEADS_AT_ONCE ? per_kv - head0 : HEADS_AT_ONCE;
+            chunk_states(kv, heads, step, group, kv_head, head0, num, chunk, query, ld_query, states, num * stride);
+            for (int32_t row = first; row < step->group_rows[group + 1]; row++)
+                for (int32_t h = 0; h < num; h++) {
+                    const int64_t head = (int64_t)row * heads->num_heads + kv_head * per_kv + head0 + h;
+                    memcpy(partials + (head * chunks + chunk) * stride, states + ((row - first) * num + h) * stride,
+                           sizeof(float) * stride);
+                }
+        }
+    }
+    meet(team);
+    for (int32_t group = 0; group < step->num_groups; group++) {
+        const int32_t chunk0 = first_chunk(heads, step, step->group_rows[group]), end = num_chunks(step, group);
+        for (int32_t row = step->group_rows[group]; row < step->group_rows[group + 1]; row++)
+            for (int32_t h = (row + thread) % threads; h < heads->num_heads; h += threads) {
+                float *const total = partials + (((int64_t)row * heads->num_heads + h) * chunks + chunk0) * stride;
+                for (int32_t chunk = chunk0 + 1; chunk < end; chunk++)
+                    combine(kv, total, total + (chunk - chunk0) * stride);
+                write_out(total, dim, out + row * ld_out + (int64_t)h * dim);
             }
     }
+    meet(team);
 }

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "outrider.h"
-#include "team.h"
 
 typedef struct {
     int32_t rank, num_ranks;

@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include "outrider.h"
-#include "team.h"
 
 static double now_s(void) {
     struct timespec t;

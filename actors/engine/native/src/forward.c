@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include "outrider.h"
-#include "team.h"
 
 typedef struct {
     Linear qkv, out, gate_up, down;
@@ -30,6 +29,7 @@ typedef struct {
 
 typedef struct {
     float *x, *normed, *qkv, *attended, *gate_up, *added; /* per row: hidden, hidden, q + k + v, q, 2 inner, hidden */
+    float *partials;                                /* see attend() */
     void *values;                                   /* quantised rows */
     float *scale;
 } Workspace;
@@ -200,19 +200,7 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
             for (int64_t row = thread; row < rows; row += threads)
                 positions_and_cache(model, layer, step, s->qkv + row * wide, row);
             meet(team);
-            const int64_t tasks = (int64_t)step->num_groups * h->num_kv_heads;
-            if (step->num_groups >= 4 * threads) {
-                /* Long contexts cost more: hand out task by task. */
-#pragma omp for schedule(dynamic, 1) nowait
-                for (int64_t t = 0; t < tasks; t++)
-                    attend(&layer->kv, h, step, (int32_t)(t / h->num_kv_heads), (int32_t)(t % h->num_kv_heads), s->qkv,
-                           wide, s->attended, ld_attended);
-            } else {
-                for (int64_t t = thread; t < tasks; t += threads)
-                    attend(&layer->kv, h, step, (int32_t)(t / h->num_kv_heads), (int32_t)(t % h->num_kv_heads), s->qkv,
-                           wide, s->attended, ld_attended);
-            }
-            meet(team);
+            attend(&layer->kv, h, step, s->qkv, wide, s->attended, ld_attended, s->partials, team, thread);
             if (row_bytes(&layer->out)) {
                 for (int64_t row = thread; row < rows; row += threads)
                     prepare(&layer->out, s->attended + row * ld_attended, s, row);
@@ -279,7 +267,7 @@ void matmul(const Linear *w, const float *x, int64_t rows, float *out, void *val
 
 /* query [rows, heads, dim], key and value [rows, kv heads, dim] -> out as query. */
 void paged_attention(const KVLayer *kv, const Heads *h, const Step *step, const float *query, const float *key,
-                     const float *value, float *out, int32_t num_threads) {
+                     const float *value, float *out, float *partials, int32_t num_threads) {
     const int64_t width = (int64_t)h->num_heads * h->head_dim, kv_width = (int64_t)h->num_kv_heads * h->head_dim;
     Team shared = {0}, *const team = &shared;
 #pragma omp parallel num_threads(num_threads)
@@ -290,9 +278,6 @@ void paged_attention(const KVLayer *kv, const Heads *h, const Step *step, const 
         for (int64_t row = thread; row < step->num_rows; row += threads)
             kv_write(kv, h, step, (int32_t)row, key + row * kv_width, value + row * kv_width);
         meet(team);
-        const int64_t tasks = (int64_t)step->num_groups * h->num_kv_heads;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < tasks; t++)
-            attend(kv, h, step, (int32_t)(t / h->num_kv_heads), (int32_t)(t % h->num_kv_heads), query, width, out, width);
+        attend(kv, h, step, query, width, out, width, partials, team, thread);
     }
 }

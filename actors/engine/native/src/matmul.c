@@ -90,6 +90,10 @@ INLINE void finish(const Linear *w, vf acc, int64_t block, float *out, const flo
 
 /* ---- float kinds ------------------------------------------------------------------------------------------- */
 
+/* Tiles go through memory in several streams that start anew with every tile, which hardware prefetchers are slow
+ * to notice: while a tile is worked on, the next one is fetched into the second-level cache. */
+#define FETCH(p) __builtin_prefetch((p), 0, 2)
+
 INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int NB, const float *x, int64_t ld_x,
                        float *out, int64_t ld_out, const float *residual, int64_t block) {
     const int64_t K = w->num_in;
@@ -100,6 +104,11 @@ INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int 
     const uint16_t *wh = (const uint16_t *)w->weight + block * K * LANES;
     for (int64_t k = 0; k < K; k++) {
         vf b[8];
+#pragma GCC unroll 8
+        for (int n = 0; n < NB; n++) {
+            if (!bf16) FETCH(wf + ((NB + n) * K + k) * LANES);
+            else if (k % 2 == 0) FETCH(wh + ((NB + n) * K + k) * LANES);
+        }
 #pragma GCC unroll 8
         for (int n = 0; n < NB; n++)
             b[n] = bf16 ? v_load_bf16(wh + (n * K + k) * LANES) : v_load(wf + (n * K + k) * LANES);
@@ -195,7 +204,10 @@ INLINE void tile_int8(const Linear *w, const int MR, const int NB, const int16_t
         for (int64_t k = k0; k < k1; k += 2) {
             vw b[8];
 #pragma GCC unroll 8
-            for (int n = 0; n < NB; n++) b[n] = w_int8(weights + (n * K + k) * LANES);
+            for (int n = 0; n < NB; n++) {
+                FETCH(weights + ((NB + n) * K + k) * LANES);
+                b[n] = w_int8(weights + (n * K + k) * LANES);
+            }
 #pragma GCC unroll 8
             for (int m = 0; m < MR; m++)
 #pragma GCC unroll 8
@@ -226,7 +238,10 @@ INLINE void tile_w8a8(const Linear *w, const int MR, const int NB, const uint8_t
     for (int64_t k = 0; k < K; k += 4) {
         vi b[8];
 #pragma GCC unroll 8
-        for (int n = 0; n < NB; n++) b[n] = _mm512_loadu_si512(weights + (n * K + k) * LANES);
+        for (int n = 0; n < NB; n++) {
+            FETCH(weights + ((NB + n) * K + k) * LANES);
+            b[n] = _mm512_loadu_si512(weights + (n * K + k) * LANES);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < MR; m++) {
             int32_t four;
@@ -262,6 +277,7 @@ INLINE void tile_int4(const Linear *w, const int MR, const int NB, const int16_t
 #pragma GCC unroll 8
             for (int n = 0; n < NB; n++) {
                 const uint8_t *p = weights + (n * K + k) * LANES / 2;
+                FETCH(p + NB * K * LANES / 2);
                 const vw low = w_low(p), high = w_high(p);
 #pragma GCC unroll 8
                 for (int m = 0; m < MR; m++) {

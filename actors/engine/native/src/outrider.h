@@ -2,6 +2,7 @@
 #ifndef OUTRIDER_H
 #define OUTRIDER_H
 
+#include "team.h"
 #include "vec.h"
 
 enum { W_FP32 = 0, W_BF16 = 1, W_INT8 = 2, W_W8A8 = 3, W_INT4 = 4 };
@@ -51,6 +52,7 @@ typedef struct {
 } Step;
 
 #define GROUP_ROWS 8
+#define CHUNK_PAGES 4
 
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, window; /* of this rank; window 0: none */
@@ -59,8 +61,8 @@ typedef struct {
 
 void kv_write(const KVLayer *kv, const Heads *heads, const Step *step, int32_t row, const float *key,
               const float *value);
-void attend(const KVLayer *kv, const Heads *heads, const Step *step, int32_t group, int32_t kv_head,
-            const float *query, int64_t ld_query, float *out, int64_t ld_out);
+void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float *query, int64_t ld_query, float *out,
+            int64_t ld_out, float *partials, Team *team, int32_t thread);
 
 /* Memory that the ranks of one machine share, for sums in rank order. */
 typedef struct {
