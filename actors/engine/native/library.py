@@ -118,7 +118,7 @@ def library() -> Any:
     lib.matmul.argtypes = [POINTER(LinearArgs), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     lib.paged_attention.restype = None
     lib.paged_attention.argtypes = [
-        POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32,
+        POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), *[c_void_p] * 5, c_int32,
     ]  # fmt: skip
     for move in (lib.channel_send, lib.channel_receive):
         move.restype = c_int32

@@ -35,8 +35,10 @@ class PackedWeight:
 
     @property
     def bytes_per_row(self) -> int:
-        """Scratch memory of one quantised row."""
-        return 0 if self.kind in ("fp32", "bf16") else 2 * self.num_in_padded
+        """Scratch memory of one quantised row (`row_bytes` in `src/matmul.c`, or more)."""
+        if self.kind in ("fp32", "bf16"):
+            return 0
+        return 2 * self.num_in_padded + self.num_in_padded // INT4_GROUP * 4
 
 
 def pack_weight(kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
@@ -46,7 +48,7 @@ def pack_weight(kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> P
     - int8: one scale per output channel, times activations of 15 bits with one scale per row: exact integer sums.
       A row never sees its neighbours, unlike with per-tensor activation scales.
     - w8a8: as int8, activations of 8 bits: half the work, for drafts.
-    - int4: a scale per 32 inputs (the signed largest becomes -8), activations as int8's.
+    - int4: q * scale + least per 32 inputs (both bf16), 0 <= q <= 15, activations as int8's.
 
     Raises:
         ValueError: unknown kind.
@@ -85,17 +87,18 @@ def _interleave(q: torch.Tensor, together: int) -> torch.Tensor:
 
 
 def _pack_int4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nibbles [out / 16, in / 4, 16, 2] and scales [out / 16, in / 32, 16]."""
+    """Nibbles, and (scale, least) bf16 [out / 16, in / 32, 2, 16]; q is chosen with scale and least as rounded."""
     rows, columns = w.shape
     groups = w.view(rows, columns // INT4_GROUP, INT4_GROUP)
-    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
-    scale = largest / -8.0
+    least = groups.amin(dim=2, keepdim=True).bfloat16()
+    scale = ((groups.amax(dim=2, keepdim=True) - least.float()) / 15.0).bfloat16()
     scale[scale == 0] = 1.0
-    q = ((groups / scale).round().clamp(-8, 7) + 8).to(torch.uint8).view(rows, columns)
-    fours = _interleave(q, 4)
-    nibbles = (fours[..., :2] | (fours[..., 2:] << 4)).contiguous()
-    scales = scale.view(rows // LANES, LANES, columns // INT4_GROUP).transpose(1, 2).contiguous()
-    return nibbles, scales
+    q = ((groups - least.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
+    half = 4 if library().has_vnni() else 2
+    together = _interleave(q, 2 * half)
+    nibbles = (together[..., :half] | (together[..., half:] << 4)).contiguous()
+    pairs = torch.stack([scale, least], dim=2).view(rows // LANES, LANES, columns // INT4_GROUP, 2)
+    return nibbles, pairs.permute(0, 2, 3, 1).contiguous()
 
 
 class NativeLinear(nn.Module):

@@ -6,7 +6,11 @@
  *   fp32, bf16   [block, in, 16]
  *   int8         [block, in / 2, 16, 2]      times int16 activations
  *   w8a8         [block, in / 4, 16, 4]      times uint8 activations (VNNI), else as int8
- *   int4         [block, in / 4, 16, 2] bytes: low nibbles are inputs 4i, 4i + 1, high nibbles 4i + 2, 4i + 3 */
+ *   int4         bytes [block, in / 4, 16, 2]: low nibbles are inputs 4i, 4i + 1, high nibbles 4i + 2, 4i + 3; or, with
+ *                VNNI, [block, in / 8, 16, 4]: low nibbles are inputs 8i to 8i + 3, high nibbles 8i + 4 to 8i + 7
+ *
+ * int4 is q * scale + least per GROUP inputs, 0 <= q <= 15: sums of q x are integers, and the sum of a row's x over a
+ * group, which `least` is multiplied by, is taken once per row. */
 #include "outrider.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -16,15 +20,41 @@
 #endif
 
 #define Q_INT16 16384.0f /* 127 * Q * K_BLOCK < 2**31 */
+#define Q_INT4 16192.0f  /* 128 * 127 - 64: high part and rest both fit into eight bits */
 
 int has_vnni(void) { return HAVE_VNNI; }
 
 int64_t row_bytes(const Linear *w) {
     switch (w->kind) {
-    case W_INT8: case W_INT4: return (int64_t)w->num_in_padded * 2;
+    case W_INT8: return (int64_t)w->num_in_padded * 2;
+    case W_INT4: return (int64_t)w->num_in_padded * 2 + w->num_in_padded / GROUP * 4;
     case W_W8A8: return (int64_t)w->num_in_padded * (HAVE_VNNI ? 1 : 2);
     default: return 0;
     }
+}
+
+/* A row of int4's int16 values: sums over groups behind them, and with VNNI high parts and rests apart. */
+static void finish_int4(void *values, int32_t padded) {
+    int16_t *const x = values;
+    float *const sums = (float *)(x + padded);
+    for (int32_t g = 0; g < padded / GROUP; g++) {
+        int32_t sum = 0;
+        for (int32_t i = 0; i < GROUP; i++) sum += x[g * GROUP + i];
+        sums[g] = (float)sum;
+    }
+#if HAVE_VNNI
+    /* [group, 2, GROUP] bytes: in place, a group at a time. */
+    for (int32_t g = 0; g < padded / GROUP; g++) {
+        int8_t high[GROUP], rest[GROUP];
+        for (int32_t i = 0; i < GROUP; i++) {
+            const int32_t v = x[g * GROUP + i], h = (v + 64) >> 7;
+            high[i] = (int8_t)h;
+            rest[i] = (int8_t)(v - 128 * h);
+        }
+        memcpy((int8_t *)values + g * 2 * GROUP, high, GROUP);
+        memcpy((int8_t *)values + g * 2 * GROUP + GROUP, rest, GROUP);
+    }
+#endif
 }
 
 /* One row to integers, by its own largest magnitude. A NaN or infinity anywhere makes the whole row's scale NaN. */
@@ -39,7 +69,7 @@ void quantise_row(const Linear *w, const float *x, void *values, float *scale) {
         top = v_max(top, v_max(a, v_sub(v_zero(), a)));
         bad = v_add(bad, v_mul(a, v_zero())); /* NaN once a value is NaN or infinite */
     }
-    const float most = w->kind == W_W8A8 ? 127.0f : Q_INT16;
+    const float most = w->kind == W_W8A8 ? 127.0f : w->kind == W_INT4 ? Q_INT4 : Q_INT16;
     float largest = v_top(top);
     if (!(largest > 0.0f)) largest = 1.0f;
     const float factor = most / largest;
@@ -72,6 +102,7 @@ void quantise_row(const Linear *w, const float *x, void *values, float *scale) {
             else ((int16_t *)values)[k + i] = (int16_t)r[i];
         }
     }
+    if (w->kind == W_INT4) finish_int4(values, padded);
 }
 
 /* Store one row's 16 channels: bias and residual added, the tail of the last block left alone. */
@@ -133,12 +164,11 @@ INLINE vf i_float(vi a) { return _mm512_cvtepi32_ps(a); }
 typedef __m512i vw; /* 16 channels x 2 inputs, int16 */
 INLINE vw w_int8(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vw w_low(const uint8_t *p) {
-    __m256i b = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)p), _mm256_set1_epi8(15));
-    return _mm512_cvtepi8_epi16(_mm256_sub_epi8(b, _mm256_set1_epi8(8)));
+    return _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)p), _mm256_set1_epi8(15)));
 }
 INLINE vw w_high(const uint8_t *p) {
     __m256i b = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)p), 4);
-    return _mm512_cvtepi8_epi16(_mm256_sub_epi8(_mm256_and_si256(b, _mm256_set1_epi8(15)), _mm256_set1_epi8(8)));
+    return _mm512_cvtepu8_epi16(_mm256_and_si256(b, _mm256_set1_epi8(15)));
 }
 INLINE vi i_dot(vi acc, vw w, const int16_t *x) { /* x: two inputs of one row */
     int32_t pair;
@@ -159,12 +189,11 @@ INLINE vw w_bytes(__m256i b) {
 }
 INLINE vw w_int8(const int8_t *p) { return w_bytes(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vw w_low(const uint8_t *p) {
-    __m256i b = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)p), _mm256_set1_epi8(15));
-    return w_bytes(_mm256_sub_epi8(b, _mm256_set1_epi8(8)));
+    return w_bytes(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)p), _mm256_set1_epi8(15)));
 }
 INLINE vw w_high(const uint8_t *p) {
     __m256i b = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *)p), 4);
-    return w_bytes(_mm256_sub_epi8(_mm256_and_si256(b, _mm256_set1_epi8(15)), _mm256_set1_epi8(8)));
+    return w_bytes(_mm256_and_si256(b, _mm256_set1_epi8(15)));
 }
 INLINE vi i_dot(vi acc, vw w, const int16_t *x) {
     int32_t pair;
@@ -178,8 +207,8 @@ INLINE vi i_zero(void) { vi r; memset(&r, 0, sizeof r); return r; }
 INLINE vf i_float(vi a) { vf r; for (int i = 0; i < LANES; i++) r.x[i] = (float)a.x[i]; return r; }
 typedef struct { int16_t x[2 * LANES]; } vw;
 INLINE vw w_int8(const int8_t *p) { vw r; for (int i = 0; i < 2 * LANES; i++) r.x[i] = p[i]; return r; }
-INLINE vw w_low(const uint8_t *p) { vw r; for (int i = 0; i < 2 * LANES; i++) r.x[i] = (p[i] & 15) - 8; return r; }
-INLINE vw w_high(const uint8_t *p) { vw r; for (int i = 0; i < 2 * LANES; i++) r.x[i] = (p[i] >> 4) - 8; return r; }
+INLINE vw w_low(const uint8_t *p) { vw r; for (int i = 0; i < 2 * LANES; i++) r.x[i] = p[i] & 15; return r; }
+INLINE vw w_high(const uint8_t *p) { vw r; for (int i = 0; i < 2 * LANES; i++) r.x[i] = p[i] >> 4; return r; }
 INLINE vi i_dot(vi acc, vw w, const int16_t *x) {
     for (int i = 0; i < LANES; i++) acc.x[i] += w.x[2 * i] * x[0] + w.x[2 * i + 1] * x[1];
     return acc;
@@ -218,7 +247,7 @@ INLINE void tile_int8(const Linear *w, const int MR, const int NB, const int16_t
                 for (int n = 0; n < NB; n++) total[m][n] = v_add(total[m][n], i_float(acc[m][n]));
     }
     for (int n = 0; n < NB; n++) {
-        const vf s = v_load(w->scale + (block + n) * LANES);
+        const vf s = v_load((const float *)w->scale + (block + n) * LANES);
         for (int m = 0; m < MR; m++) {
             vf sum = split ? total[m][n] : i_float(acc[m][n]);
             finish(w, v_mul(sum, v_mul(s, v_set(x_scale[m]))), block + n, out + m * ld_out,
@@ -252,7 +281,7 @@ INLINE void tile_w8a8(const Linear *w, const int MR, const int NB, const uint8_t
         }
     }
     for (int n = 0; n < NB; n++) {
-        const vf s = v_load(w->scale + (block + n) * LANES);
+        const vf s = v_load((const float *)w->scale + (block + n) * LANES);
         const vi offset = _mm512_slli_epi32(_mm512_loadu_si512(w->sum + (block + n) * LANES), 7);
         for (int m = 0; m < MR; m++)
             finish(w, v_mul(i_float(_mm512_sub_epi32(acc[m][n], offset)), v_mul(s, v_set(x_scale[m]))), block + n,
@@ -261,36 +290,75 @@ INLINE void tile_w8a8(const Linear *w, const int MR, const int NB, const uint8_t
 }
 #endif
 
-INLINE void tile_int4(const Linear *w, const int MR, const int NB, const int16_t *x, const float *x_scale, float *out,
+INLINE void tile_int4(const Linear *w, const int MR, const int NB, const char *x, const float *x_scale, float *out,
                       int64_t ld_out, const float *residual, int64_t block) {
-    const int64_t K = w->num_in_padded, groups = K / GROUP;
+    const int64_t K = w->num_in_padded, groups = K / GROUP, bytes = row_bytes(w);
     const uint8_t *weights = (const uint8_t *)w->weight + block * K * LANES / 2;
-    const float *scales = w->scale + block * groups * LANES;
-    vf total[6][8];
+    const uint16_t *scales = (const uint16_t *)w->scale + block * groups * 2 * LANES; /* bf16 [groups, 2, 16] */
+    vf total[6][4];
     for (int m = 0; m < MR; m++)
         for (int n = 0; n < NB; n++) total[m][n] = v_zero();
     for (int64_t g = 0; g < groups; g++) {
-        vi acc[6][8];
+        vi acc[6][4];
         for (int m = 0; m < MR; m++)
             for (int n = 0; n < NB; n++) acc[m][n] = i_zero();
+#if HAVE_VNNI
+        vi rest[6][4];
+        for (int m = 0; m < MR; m++)
+            for (int n = 0; n < NB; n++) rest[m][n] = i_zero();
+#pragma GCC unroll 1
+        for (int j = 0; j < GROUP; j += 8) {
+            const vi mask = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+            for (int n = 0; n < NB; n++) {
+                const uint8_t *p = weights + (n * K + g * GROUP + j) * LANES / 2;
+                FETCH(p + NB * K * LANES / 2);
+                const vi both = _mm512_loadu_si512(p);
+                const vi low = _mm512_and_si512(both, mask), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+#pragma GCC unroll 6
+                for (int m = 0; m < MR; m++) {
+                    const char *a = x + m * bytes + g * 2 * GROUP + j;
+                    int32_t four[4];
+                    memcpy(four, a, 8);
+                    memcpy(four + 2, a + GROUP, 8);
+                    acc[m][n] = _mm512_dpbusd_epi32(acc[m][n], low, _mm512_set1_epi32(four[0]));
+                    acc[m][n] = _mm512_dpbusd_epi32(acc[m][n], high, _mm512_set1_epi32(four[1]));
+                    rest[m][n] = _mm512_dpbusd_epi32(rest[m][n], low, _mm512_set1_epi32(four[2]));
+                    rest[m][n] = _mm512_dpbusd_epi32(rest[m][n], high, _mm512_set1_epi32(four[3]));
+                }
+            }
+        }
+#pragma GCC unroll 6
+        for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NB; n++)
+                acc[m][n] = _mm512_add_epi32(_mm512_slli_epi32(acc[m][n], 7), rest[m][n]);
+#else
         for (int64_t k = g * GROUP; k < (g + 1) * GROUP; k += 4) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int n = 0; n < NB; n++) {
                 const uint8_t *p = weights + (n * K + k) * LANES / 2;
                 FETCH(p + NB * K * LANES / 2);
                 const vw low = w_low(p), high = w_high(p);
-#pragma GCC unroll 8
+#pragma GCC unroll 6
                 for (int m = 0; m < MR; m++) {
-                    acc[m][n] = i_dot(acc[m][n], low, x + m * K + k);
-                    acc[m][n] = i_dot(acc[m][n], high, x + m * K + k + 2);
+                    const int16_t *a = (const int16_t *)(x + m * bytes) + k;
+                    acc[m][n] = i_dot(acc[m][n], low, a);
+                    acc[m][n] = i_dot(acc[m][n], high, a + 2);
                 }
             }
         }
-#pragma GCC unroll 8
+#endif
+#pragma GCC unroll 4
         for (int n = 0; n < NB; n++) {
-            const vf s = v_load(scales + (n * groups + g) * LANES);
-#pragma GCC unroll 8
-            for (int m = 0; m < MR; m++) total[m][n] = v_fma(i_float(acc[m][n]), s, total[m][n]);
+            const vf scale = v_load_bf16(scales + (n * groups + g) * 2 * LANES);
+            const vf least = v_load_bf16(scales + (n * groups + g) * 2 * LANES + LANES);
+#pragma GCC unroll 6
+            for (int m = 0; m < MR; m++) {
+                float sum;
+                memcpy(&sum, x + m * bytes + 2 * K + 4 * g, 4);
+                total[m][n] = v_fma(i_float(acc[m][n]), scale, v_fma(v_set(sum), least, total[m][n]));
+            }
         }
     }
     for (int n = 0; n < NB; n++)
@@ -325,9 +393,11 @@ static void (*const TABLE[6][4])(ARGS) = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5)
 
 #if defined(__AVX512F__)
 static const int MOST_BLOCKS[7] = {0, 4, 4, 4, 4, 4, 4};
+static const int MOST_BLOCKS_INT4[7] = {0, 4, 4, 3, 2, 2, 1}; /* three registers per output */
 #define MOST_ROWS 6
 #else /* sixteen registers of eight lanes */
 static const int MOST_BLOCKS[7] = {0, 4, 2, 2, 1, 1, 1};
+static const int MOST_BLOCKS_INT4[7] = {0, 2, 1, 1, 1, 1, 1};
 #define MOST_ROWS 5
 #endif
 
@@ -336,7 +406,8 @@ void matmul_blocks(const Linear *w, const float *x, int64_t ld_x, Quantised q, i
     const int64_t bytes = row_bytes(w);
     /* As even tiles as possible: seven rows are 4 + 3, not 6 + 1. */
     const int64_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int most = MOST_BLOCKS[num_rows < MOST_ROWS ? num_rows : MOST_ROWS];
+    const int *const blocks = w->kind == W_INT4 ? MOST_BLOCKS_INT4 : MOST_BLOCKS;
+    const int most = blocks[(num_rows + num_tiles - 1) / num_tiles];
     for (int64_t block = block0; block < block1;) {
         const int64_t left = block1 - block, steps = (left + most - 1) / most;
         const int NB = (int)((left + steps - 1) / steps);

@@ -16,7 +16,7 @@ enum { ACT_SILU = 0, ACT_GELU_TANH = 1 };
 typedef struct {
     int32_t kind, num_out, num_in, num_in_padded;
     const void *weight;
-    const float *scale;      /* int8, w8a8: [out padded]; int4: [out padded / 16, groups, 16] */
+    const void *scale;       /* int8, w8a8: float [out padded]; int4: bf16 [out padded / 16, groups, 2, 16] */
     const int32_t *sum;      /* w8a8: sum of each channel's weights */
     const float *bias;       /* [out padded] or NULL */
 } Linear;
