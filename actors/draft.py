@@ -1,18 +1,27 @@
-"""Ray actor of a drafting tier: a thin asynchronous shell over a `Drafter`."""
+"""Ray actor of a drafting tier: a thin asynchronous shell over a `Drafter`.
+
+Proposals arrive over the wire (`actors.wire`); what is called once per sequence or less arrives as actor calls.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats
+from actors.messages import Draft, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
 from actors.spec import DrafterSpec, ModelSpec
+from actors.wire.access import Endpoint
+from actors.wire.codec import decode_close, decode_propose
+from actors.wire.frames import Kind
+from actors.wire.server import Call, CallServer, completed, node_address
 
 DEFAULT_FACTORY = "actors.build:build_drafter"
 
@@ -34,19 +43,29 @@ class DraftActor:
         self._kind = drafter_spec.kind
         self._drafter = load_factory(factory)(model_spec, drafter_spec)
         self._presence = Presence(model_spec.idle_timeout_s)
+        self._server = CallServer({Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}, self._presence)
 
-    async def propose(self, context: Context, num_tokens: int) -> Draft:
-        """At most `num_tokens` tokens after `context`."""
+    async def listen(self) -> Endpoint:
+        """Take proposals on a port of this node."""
+        return await self._server.listen(node_address())
+
+    def _propose(self, payload: bytes) -> Call:
         started = time.monotonic()
-        self._presence.touch(context.sequence_id)
+        context, num_tokens = decode_propose(payload)
         try:
-            draft: Draft = await asyncio.wrap_future(self._drafter.propose(context, num_tokens))
+            future: Future[Draft] = self._drafter.propose(context, num_tokens)
         except Exception as error:  # whatever happened, the round goes on without a draft and says why
-            reason = f"{type(error).__name__}: {error}"
-            draft = Draft(np.empty(0, np.int32), tier=self._spec.tier, error=reason,
-                          seconds=time.monotonic() - started)
-        self._presence.touch(context.sequence_id)
-        return draft
+            future = completed(Draft(
+                np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",
+                seconds=time.monotonic() - started,
+            ))
+        return Call(context.sequence_id, future)
+
+    def _close(self, payload: bytes) -> Call:
+        sequence_id, held = decode_close(payload)
+        self._drafter.close(sequence_id, held)
+        self._presence.end(sequence_id)
+        return Call(sequence_id, completed(None))
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored."""
@@ -76,6 +95,10 @@ class DraftActor:
     async def ping(self) -> bool:
         """Answered by a live event loop."""
         return True
+
+    async def pid(self) -> int:
+        """Process id of this actor."""
+        return os.getpid()
 
     async def hold(self) -> None:
         """Never returns: its failure tells the caller at once that this actor died."""

@@ -80,6 +80,7 @@ class Draft:
     error: str | None = None  # why the draft is empty although one was asked for
     prefix_missing: bool = False  # the actor does not hold [0, start): call again with start = 0
     model_seconds: float = 0.0  # of `seconds`: inside forward passes that this call took part in
+    num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,25 @@ import time
 
 
 class Presence:
-    """Sequences with their last call; an unattended one ends by itself after `idle_timeout_s`."""
+    """Sequences with their calls; one without a call for `idle_timeout_s` ends by itself."""
 
     def __init__(self, idle_timeout_s: float) -> None:
         self._idle_timeout_s = idle_timeout_s
         self._closed: dict[str, asyncio.Event] = {}
         self._last_call_s: dict[str, float] = {}  # monotonic
+        self._num_calls: dict[str, int] = {}  # under way
 
-    def touch(self, sequence_id: str) -> None:
-        """A call begins or ends; no effect when nobody waits for this sequence (it was closed meanwhile)."""
+    def begin(self, sequence_id: str) -> None:
+        """A call begins: until it ends the sequence is attended, however long that takes."""
+        self._num_calls[sequence_id] = self._num_calls.get(sequence_id, 0) + 1
+
+    def finish(self, sequence_id: str) -> None:
+        """A call ends; it revives no sequence that was closed meanwhile."""
+        left = self._num_calls.get(sequence_id, 0) - 1
+        if left > 0:
+            self._num_calls[sequence_id] = left
+            return
+        self._num_calls.pop(sequence_id, None)
         if sequence_id in self._closed:
             self._last_call_s[sequence_id] = time.monotonic()
 
@@ -36,7 +46,10 @@ class Presence:
         event = self._closed.setdefault(sequence_id, asyncio.Event())
         self._last_call_s.setdefault(sequence_id, time.monotonic())
         while not event.is_set():
-            idle_s = time.monotonic() - self._last_call_s.get(sequence_id, 0.0)
+            if sequence_id in self._num_calls:
+                idle_s = 0.0
+            else:
+                idle_s = time.monotonic() - self._last_call_s.get(sequence_id, 0.0)
             if idle_s >= self._idle_timeout_s:
                 return False
             try:

@@ -1,7 +1,8 @@
 """Ray actor of one tensor-parallel rank: it holds a shard, and rank 0 leads.
 
-Every rank runs the same forward passes; rank 0 alone owns the engine, decides and answers calls. A rank
-that fails ends its process (`actors.engine.broadcast.die`), and `actors.target` rebuilds the group.
+Every rank runs the same forward passes; rank 0 alone owns the engine and decides. Verify passes reach it over the wire
+(`actors.wire`). A rank that fails ends its process (`actors.engine.broadcast.die`), and `actors.target` rebuilds the
+group.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import ReplicaInfo, ReplicaStats
 from actors.presence import Presence
 from actors.spec import ModelSpec
+from actors.wire.access import Endpoint
+from actors.wire.codec import decode_close, decode_verify
+from actors.wire.frames import Kind
+from actors.wire.server import Call, CallServer, completed, node_address
 
 if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
-    from actors.engine.broadcast import BroadcastRunner
-    from actors.engine.runner import LocalRunner
+    from actors.engine.broadcast import BroadcastRunner, Channel
+    from actors.engine.step import ModelRunner
     from actors.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -53,13 +58,11 @@ class RankWorker:
         self._verifier: Verifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence = Presence(spec.idle_timeout_s)
+        self._server = CallServer({Kind.VERIFY: self._verify, Kind.CLOSE: self._close}, self._presence)
 
     async def locate(self) -> str:
         """Address of the node that this rank runs on."""
-        import ray.util
-
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return address
+        return node_address()
 
     async def rendezvous(self, host: str) -> Rendezvous:
         """Open the group's store on a free port of `host`, an address of this node (rank 0 only)."""
@@ -70,13 +73,20 @@ class RankWorker:
         self._loop = asyncio.get_running_loop()
         return await asyncio.to_thread(self._start, meeting)
 
-    async def verify(self, context: Context, *drafts: Draft | Verdict, want_laws: bool = False) -> Verdict:
-        """Verify the concatenation of `drafts` (refs arrive resolved) after `context`; none means a plain step."""
-        self._presence.touch(context.sequence_id)
-        pieces = [d.as_draft() if isinstance(d, Verdict) else d for d in drafts]
-        verdict = await asyncio.wrap_future(self._leader().verify(context, pieces, want_laws))
-        self._presence.touch(context.sequence_id)
-        return verdict
+    async def listen(self) -> Endpoint:
+        """Take verify passes on a port of this node (rank 0, once `start` has returned)."""
+        return await self._server.listen(node_address())
+
+    def _verify(self, payload: bytes) -> Call:
+        """Verify the concatenation of the drafts after the context; none means a plain step."""
+        context, drafts, want_laws = decode_verify(payload)
+        return Call(context.sequence_id, self._leader().verify(context, drafts, want_laws))
+
+    def _close(self, payload: bytes) -> Call:
+        sequence_id, held = decode_close(payload)
+        self._leader().close(sequence_id, held)
+        self._presence.end(sequence_id)
+        return Call(sequence_id, completed(None))
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence and free what it held; unknown ids are ignored."""
@@ -111,6 +121,7 @@ class RankWorker:
     async def shutdown(self) -> None:
         """Stop the engine and let the followers go (rank 0)."""
         self._presence.end_all()
+        self._server.close()
         if self._verifier is not None:
             await asyncio.to_thread(self._verifier.shutdown)
         if self._runner is not None:
@@ -139,13 +150,13 @@ class RankWorker:
 
     def _start(self, meeting: Rendezvous | None) -> ReplicaInfo | None:
         from actors.build import build_verifier
-        from actors.engine.broadcast import BroadcastRunner, GroupChannel, follow
+        from actors.engine.broadcast import BroadcastRunner, follow
 
         runner: BroadcastRunner | None = None
         if meeting is not None:
             group = self._join(meeting)
             local = self._load_shard(group)
-            channel = GroupChannel(group)
+            channel = self._channel(group)
             timeout_s = self._spec.step_timeout_s
             if self._rank > 0:
                 threading.Thread(
@@ -155,6 +166,19 @@ class RankWorker:
             runner = self._runner = BroadcastRunner(local, channel, timeout_s)
         self._verifier = build_verifier(self._spec, runner, self._law_support, self._on_closed)
         return self._verifier.info()
+
+    def _channel(self, group: dist.ProcessGroup) -> Channel:
+        """How rank 0 tells the others: shared memory on one machine, else the process group."""
+        from actors.engine.broadcast import GroupChannel
+
+        spec = self._spec
+        if spec.device == "cpu" and spec.kernels == "native":
+            from actors.engine.native.channel import open_channel
+
+            shared = open_channel(self._rank, spec.tensor_parallel_size, spec.step_timeout_s)
+            if shared is not None:
+                return shared
+        return GroupChannel(group)
 
     def _join(self, meeting: Rendezvous) -> dist.ProcessGroup:
         """The group that steps run over; its collectives fail after `step_timeout_s`."""
@@ -172,12 +196,11 @@ class RankWorker:
         assert group is not None
         return group
 
-    def _load_shard(self, group: dist.ProcessGroup) -> LocalRunner:
+    def _load_shard(self, group: dist.ProcessGroup) -> ModelRunner:
         import torch
         import torch.distributed as dist
 
-        from actors.engine.linear import pack_linears
-        from actors.engine.runner import LocalRunner
+        from actors.engine.make import make_runner
         from actors.loading.checkpoint import load_model
         from actors.loading.sharded import shard
 
@@ -185,8 +208,6 @@ class RankWorker:
             torch.set_num_threads(self._spec.num_threads)
         model = load_model(self._spec)
         shard(model, self._spec.tensor_parallel_size, group)
-        pack_linears(model, self._spec.weights)
+        local = make_runner(model, self._spec)
         dist.barrier()  # patient; from here on the ranks are in step and `group`'s short timeout may hold
-        local = LocalRunner(model, self._spec)
-        dist.barrier()
         return local

@@ -22,9 +22,15 @@ class ModelSpec:
     page_tokens: int = 64
     max_context_tokens: int | None = None  # None: the model's own limit
     max_batch_tokens: int = 512  # rows of one forward pass (prefill chunks share it with decoding)
+    prefill_tokens: int | None = None  # of these rows, for prompts while others decode; None: a quarter
     max_sequences: int = 64
     idle_timeout_s: float = 120.0  # a sequence nobody calls for this long is freed
     step_timeout_s: float = 60.0  # a tensor-parallel step longer than this is a hang
+
+    @property
+    def prefill_rows(self) -> int:
+        """`prefill_tokens`, or its default."""
+        return self.prefill_tokens or max(1, self.max_batch_tokens // 4)
 
     @property
     def kv_kind(self) -> str:

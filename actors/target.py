@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.messages import ReplicaInfo
 from actors.ranks import RankWorker
 from actors.spec import ModelSpec
+from actors.wire.access import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -50,20 +51,27 @@ class TargetGroup:
         self._max_rebuilds = max_rebuilds
         self._start_timeout_s = start_timeout_s
         self._ranks: list[Any] = []
-        self._info: ReplicaInfo | None = None
+        self._endpoint: Endpoint | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self.generation = 0  # of the ranks in use; grows with every (re)build
 
     @property
     def leader(self) -> Any:
-        """Actor handle of rank 0: verify, close, wait_closed, info, stats, ping. Raises `GroupDown` before `start`.
+        """Actor handle of rank 0: close, wait_closed, info, stats, ping. Raises `GroupDown` before `start`.
 
         While a rebuild is under way its calls end with ActorDiedError.
         """
         if not self._ranks:
             raise GroupDown("the target group is not running: call start() first")
         return self._ranks[0]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where rank 0 takes verify passes. Raises `GroupDown` before `start`."""
+        if self._endpoint is None:
+            raise GroupDown("the target group is not running: call start() first")
+        return self._endpoint
 
     @property
     def ranks(self) -> tuple[Any, ...]:
@@ -153,6 +161,7 @@ class TargetGroup:
                     host = "127.0.0.1" if len(set(nodes)) == 1 else nodes[0]
                     meeting = await self._ranks[0].rendezvous.remote(host)
                 infos = await asyncio.gather(*(rank.start.remote(meeting) for rank in self._ranks))
+                self._endpoint = await self._ranks[0].listen.remote()
         except BaseException as error:
             self._kill()
             if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
@@ -165,10 +174,9 @@ class TargetGroup:
             if isinstance(error, RayActorError):
                 raise GroupDown(f"a rank died while starting: {error}") from error
             raise
-        assert infos[0] is not None
-        self._info = infos[0]
+        info: ReplicaInfo = infos[0]
         self._ready.set()
-        return self._info
+        return info
 
     async def _first_death(self) -> str:
         """Wait until a rank dies; why."""

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
-import torch
 
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
-from actors.engine.jobs import Job, PrefixMissing
+from actors.engine.jobs import Job, PrefixMissing, ReplicaFull
 from actors.messages import Context, Draft, Ids, Laws, Origin, ReplicaInfo, Verdict
 from actors.sampling import laws as draft_laws
+from actors.sampling.rows import LogitRows, concat
 from actors.sampling.validate import BadDraft
 from actors.sampling.verify import verify
 
@@ -29,13 +29,14 @@ class VerifyJob(Job):
         super().__init__(context, Future())
         self._ids, self._laws, self._draft_tiers = concat_drafts(drafts)
         self._draft_seconds = sum(d.seconds for d in drafts)
+        self._draft_model_seconds = sum(d.model_seconds for d in drafts)
         self._draft_error = next((d.error for d in drafts if d.error), None)
         self._tier = tier
         self._law_support = law_support
         self._want_laws = want_laws
         self._num_fed = len(self._ids)
 
-    def draft_ids(self) -> np.ndarray:
+    def draft_ids(self) -> Ids:
         """The drafted ids that are fed, [num_fed] int32."""
         return self._ids[: self._num_fed]
 
@@ -60,13 +61,13 @@ class VerifyJob(Job):
             self.clip(first + 1)
             self._num_fed = first
 
-    def on_logits(self, logits: torch.Tensor) -> int | None:
+    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
         """Verify, answer, done."""
         context = self.context
         if self._num_fed < len(self._ids):  # the row after a foreign id is never looked at
-            logits = torch.cat([logits, logits[-1:]])
+            logits = concat([logits, logits.part(self._num_fed, self._num_fed + 1)])
         decide = partial(
-            verify, params=context.sampling, history_ids=self.history_ids,
+            verify, params=context.sampling, history_ids=history_ids,
             num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
             want_laws=self._want_laws, law_support=self._law_support,
         )
@@ -75,21 +76,30 @@ class VerifyJob(Job):
         except BadDraft as error:  # the drafter's fault, not the request's: a plain step that says so
             self.clip(0)
             self._draft_error = f"{error}"
-            verified = decide(draft_ids=self._ids, laws=None, logits=logits[:1])
+            verified = decide(draft_ids=self._ids, laws=None, logits=logits.part(0, 1))
+        self.num_decided = context.num_tokens + verified.num_accepted
         self.future.set_result(
             Verdict(
                 tokens=verified.tokens, num_accepted=verified.num_accepted, num_draft=len(self._ids),
                 last=verified.last, tier=self._tier, draft_tiers=self._draft_tiers, laws=verified.laws,
                 logprobs=verified.logprobs, draft_seconds=self._draft_seconds,
                 verify_seconds=self.seconds, draft_error=self._draft_error,
-                num_cached_tokens=self.num_cached_tokens,
+                num_cached_tokens=self.num_cached_tokens, draft_model_seconds=self._draft_model_seconds,
+                verify_model_seconds=self.model_seconds,
             )
         )
         return None
 
     def fail(self, error: Exception) -> None:
-        """An error verdict; a missing prefix is told apart, for it only asks for a fuller call."""
-        if not self.future.done():
+        """An error verdict; a missing prefix is told apart, for it only asks for a fuller call.
+
+        A full replica is an exception: the request can go on, only not here and now.
+        """
+        if self.future.done():
+            return
+        if isinstance(error, ReplicaFull):
+            self.future.set_exception(error)
+        else:
             missing = isinstance(error, PrefixMissing)
             self.future.set_result(
                 Verdict(

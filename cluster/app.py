@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.config import Config, TierConfig, load_config
 from cluster.groups import PoolSettings
 from cluster.ingress.deployment import Ingress
 from cluster.pools import Pool
+from cluster.prefixes import PrefixDirectory
 
 REPLICA_CPUS = 0.01  # a pool's replica only hands out leases; its actors do the work
 LEASE_MARGIN = 16  # calls beside leases (info, stats), and leases refused in words instead of by waiting
@@ -37,7 +38,11 @@ def build(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=limits.request_timeout_s + DRAIN_MARGIN_S,
         logging_config=_logging(),
     )
-    return ingress.bind(config, *pools)
+    directory = _deployment(PrefixDirectory).options(
+        name="prefixes", ray_actor_options={"num_cpus": REPLICA_CPUS}, logging_config=_logging(),
+        max_ongoing_requests=10_000,
+    )
+    return ingress.bind(config, pools, directory.bind() if config.server.num_replicas > 1 else None)
 
 
 def pool_settings(config: Config, index: int, **overrides: Any) -> PoolSettings:
@@ -61,6 +66,10 @@ def pool_options(config: Config, index: int) -> dict[str, Any]:
         "name": f"tier{index}-{tier.name}",
         **_scaling(tier),
         "max_ongoing_requests": tier.max_sequences + LEASE_MARGIN,
+        "request_router_config": RequestRouterConfig(
+            request_router_class="cluster.routing:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
+            request_router_kwargs={"capacity": tier.max_sequences},
+        ),
         "ray_actor_options": {"num_cpus": REPLICA_CPUS},
         # The replica sits in bundle 0; its actors, one per rank, are captured into the others.
         "placement_group_bundles": [{"CPU": REPLICA_CPUS}, *([bundle] * tier.num_ranks)],

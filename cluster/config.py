@@ -86,7 +86,7 @@ class TierConfig(_Section):
     """One model of the ladder; the last tier is the target, and decides every token."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="short name, for logs and metrics")
-    model: str | None = Field(None, min_length=1, description="directory, hub id or builtin:smollm2")
+    model: str | None = Field(None, min_length=1, description="directory, GGUF file, hub id or builtin:smollm2")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="activations and KV; the fused CPU pass keeps activations in float32 anyway",
     )
@@ -110,7 +110,11 @@ class TierConfig(_Section):
     kv_tokens: Positive = Field(65536, description="KV memory of a replica, tokens")
     page_tokens: Positive = Field(64, description="KV page, tokens")
     max_context_tokens: Positive | None = Field(None, description="longest sequence; null: the model's")
-    max_batch_tokens: Positive = Field(512, description="rows of one forward pass, tokens")
+    max_batch_tokens: Annotated[int, Field(ge=2)] = Field(512, description="rows of one forward pass, tokens")
+    prefill_tokens: Positive | None = Field(
+        None, description="of these, for prompts while others decode: more serves prompts sooner and makes the "
+        "others wait longer for each token; null: a quarter, tokens",
+    )
     max_sequences: Positive = Field(64, description="sequences that a replica holds at once")
     window: Positive = Field(8, description="middle tiers: verified tokens collected before going up, tokens")
     idle_timeout_s: Seconds = Field(120.0, description="a sequence nobody calls for this long is freed, s")
@@ -131,6 +135,9 @@ class TierConfig(_Section):
         if self.max_context_tokens is not None and self.max_context_tokens > self.kv_tokens:
             raise ValueError(f"max_context_tokens {self.max_context_tokens} exceeds kv_tokens "
                              f"{self.kv_tokens}; raise kv_tokens")
+        if self.prefill_tokens is not None and self.prefill_tokens >= self.max_batch_tokens:
+            raise ValueError(f"prefill_tokens {self.prefill_tokens} leaves no row of max_batch_tokens "
+                             f"{self.max_batch_tokens} to decode; lower it")
         if self.kernels == "portable" and self.device == "cpu":
             if self.weights in ("w8a8", "int4"):
                 raise ValueError(f"weights {self.weights} needs kernels: native; use fp32, bf16 or int8")
@@ -159,7 +166,8 @@ class TierConfig(_Section):
             tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
             kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
             max_context_tokens=self.max_context_tokens,
-            max_batch_tokens=self.max_batch_tokens, max_sequences=self.max_sequences,
+            max_batch_tokens=self.max_batch_tokens, prefill_tokens=self.prefill_tokens,
+            max_sequences=self.max_sequences,
             idle_timeout_s=self.idle_timeout_s, step_timeout_s=self.step_timeout_s,
         )
 

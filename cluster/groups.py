@@ -13,10 +13,11 @@ from ray.exceptions import RayError
 
 from actors.draft import DEFAULT_FACTORY, DraftActor
 from actors.spec import DrafterSpec, ModelSpec
+from actors.wire.access import Endpoint
 
 logger = logging.getLogger(__name__)
 
-MAX_CALLS = 10_000  # concurrent calls of one actor: a waiting `wait_closed` per sequence, and its work
+MAX_CALLS = 10_000  # concurrent calls of one actor: a waiting `wait_closed` per sequence
 MAX_REBUILDS = 5  # in a row, then the replica is handed back to Serve
 
 
@@ -54,6 +55,10 @@ class Group(Protocol):
     def leader(self) -> Any:
         """Handle of the actor that takes calls."""
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it takes those of every round."""
+
     async def start(self) -> object:
         """Create the actors and wait until the model is loaded. Raises when that fails."""
 
@@ -77,6 +82,7 @@ class DraftGroup:
         self._supervisor: asyncio.Task[None] | None = None
         self.generation = 0
         self.leader: Any = None
+        self._endpoint: Endpoint | None = None
 
     async def start(self) -> None:
         """Create the actor, wait until its model is loaded, and watch it."""
@@ -87,7 +93,7 @@ class DraftGroup:
         actor = ray.remote(DraftActor).options(**self._settings.actor_options())
         drafter = self._settings.drafter or DrafterSpec()
         self.leader = actor.remote(self._settings.spec, drafter, self._settings.draft_factory)
-        await self.leader.ping.remote()
+        self._endpoint = await self.leader.listen.remote()
         self.generation += 1
         self._alive = True
 
@@ -110,6 +116,13 @@ class DraftGroup:
                 else:  # it died before it was ready
                     attempt += 1
                     await asyncio.sleep(min(30.0, 2.0**attempt))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the actor takes proposals."""
+        if self._endpoint is None:
+            raise RuntimeError(f"{self._settings.name}: its actor was never started")
+        return self._endpoint
 
     def alive(self) -> bool:
         """Whether the actor is there and ready."""

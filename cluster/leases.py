@@ -1,75 +1,75 @@
-"""The coordinator's tier protocols over Ray: leases from a Serve deployment, calls straight to actors.
+"""The coordinator's tier protocols over a cluster: leases from a Serve deployment, calls straight to its actors.
 
-Drafts are passed on as object references, so a payload goes from the drafting actor to the verifying
-one; a reference that fails makes the dependent call fail too, hence each error is traced to its source.
+A draft is passed on to the verifying actor as the bytes that the drafting actor sent: nothing here reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.messages import Context, Draft, ReplicaInfo, Verdict
-from cluster.coordinator.tier import DraftHandle, DraftLost, NoReplica, ReplicaLost
+from actors.messages import Context, Draft, Ids, ReplicaInfo, Verdict
+from actors.wire.codec import decode_draft, decode_verdict, encode, encode_close, encode_propose, encode_verify
+from actors.wire.frames import Kind
+from cluster.channel import CallFailed, Channel, ChannelLost, Channels
+from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, NoReplica, PoolFull, ReplicaLost
 from cluster.pools import LeaseGrant, Refused, Revoked
+from cluster.prefixes import LocalPrefixes, Prefixes, digests
+from cluster.routing import Preference
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 0.05  # between leases that were refused
-MAX_AVOIDED = 3  # no handle can name a replica: ask again this often before taking an avoided one
+Learn = Callable[[Ids], None]  # the tokens that a replica may keep
+
+RETRY_S = 0.05  # after all replicas refused; doubles
+MAX_RETRY_S = 0.5
+MAX_AVOIDED = 3  # ask again this often before taking an avoided replica: perhaps another one comes up
 CLOSE_TIMEOUT_S = 5.0
 
 
-class RayDraft:
-    """A draft under way in an actor."""
+class RemoteDraft:
+    """A draft under way in an actor. Its payload is passed on as it came; only `fetch` reads it."""
 
-    def __init__(self, ref: Any) -> None:
-        self.ref = ref
-        self._task: asyncio.Future[Draft] | None = None
-
-    def _outcome(self) -> asyncio.Future[Draft]:
-        """One task for all who wait. Drafts are small: Ray brings them to the caller in any case."""
-        if self._task is None:
-            self._task = asyncio.ensure_future(_get(self.ref))
-            self._task.add_done_callback(_mark_seen)
-        return self._task
+    def __init__(self, payload: asyncio.Future[bytes]) -> None:
+        self.payload = payload
 
     async def wait(self, timeout_s: float) -> bool:
         """True when the draft is ready or has failed within `timeout_s`."""
-        done, _ = await asyncio.wait({self._outcome()}, timeout=timeout_s)
-        return bool(done)
+        if not self.payload.done():
+            await asyncio.wait({self.payload}, timeout=timeout_s)
+        return self.payload.done()
 
     async def fetch(self) -> Draft:
         """The draft. Raises `ReplicaLost` when its producer died."""
         try:
-            return await asyncio.shield(self._outcome())
-        except RayError as error:
-            raise ReplicaLost(f"the draft's producer failed: {_reason(error)}") from error
-
-    async def failed(self) -> bool:
-        """Whether the draft will never come, as far as is known now."""
-        if not await self.wait(0.0) and not await self.wait(0.05):
-            return False
-        outcome = self._outcome()
-        return outcome.cancelled() or outcome.exception() is not None
+            return decode_draft(await asyncio.shield(self.payload))
+        except (ChannelLost, CallFailed) as error:
+            raise ReplicaLost(f"the draft's producer failed: {error}") from error
 
 
 class RayLease:
-    """A sequence's hold on one replica, kept by an open stream to its pool."""
+    """A sequence's hold on one replica, kept by an open stream to its pool. Its calls go over a channel."""
 
-    def __init__(self, sequence_id: str, grant: LeaseGrant, stream: Any) -> None:
+    def __init__(
+        self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None
+    ) -> None:
         self._sequence_id = sequence_id
         self._grant = grant
         self._stream = stream
+        self._channel = channel
+        self._learn = learn
         self._revoked = False
         self._released = False
+        self._under_way: dict[Kind, asyncio.Future[bytes]] = {}  # the latest call of each kind
         self._watch = asyncio.create_task(self._follow())
 
     @property
@@ -99,46 +99,60 @@ class RayLease:
                 logger.info("lease lost: %s", _reason(error), extra={
                     "request_id": self._sequence_id, "replica_id": self.replica_id})
         self._revoked = True
+        for call in self._under_way.values():  # Ray knows of a machine's end before the connection does
+            if not call.done():
+                call.set_exception(ChannelLost("its lease ended"))
 
     def propose(self, context: Context, num_tokens: int) -> DraftHandle:
         """Start drafting; returns at once."""
-        return RayDraft(self._grant.actor.propose.remote(context, num_tokens))
+        payload = self._call(Kind.PROPOSE, encode_propose(context, num_tokens))
+        payload.add_done_callback(_mark_seen)  # a draft that nobody waits for may fail without a warning
+        return RemoteDraft(payload)
 
-    def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
+    async def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Verdict:
         """Verify `drafts` after `context`. Raises `ReplicaLost`, or `DraftLost` when a draft never came.
 
         Cancelling abandons the call: the actor ends its pass, and the answer is dropped.
         """
-        under_way = [draft for draft in drafts if isinstance(draft, RayDraft)]
-        arguments = [draft.ref if isinstance(draft, RayDraft) else draft for draft in drafts]
-        ref = self._grant.actor.verify.remote(context, *arguments, want_laws=want_laws)
-        return self._verdict(ref, under_way)
-
-    async def _verdict(self, ref: Any, under_way: list[RayDraft]) -> Verdict:
+        payloads: list[bytes] = []
+        for draft in drafts:
+            if isinstance(draft, Draft):
+                payloads.append(encode(draft))
+                continue
+            assert isinstance(draft, RemoteDraft)
+            try:
+                payloads.append(await asyncio.shield(draft.payload))
+            except (ChannelLost, CallFailed) as error:
+                raise DraftLost(str(error)) from error
         try:
-            verdict: Verdict = await ref
-            return verdict
-        except RayError as error:
-            for draft in under_way:
-                if await draft.failed():
-                    raise DraftLost(_reason(error)) from error
-            raise ReplicaLost(f"{self.replica_id}: {_reason(error)}") from error
+            answer = await self._call(Kind.VERIFY, encode_verify(context, payloads, want_laws))
+        except ChannelLost as error:
+            raise ReplicaLost(f"{self.replica_id}: {error}") from error
+        except CallFailed as error:
+            raise ReplicaLost(f"{self.replica_id}: the call failed ({error})") from error
+        return decode_verdict(answer)
 
-    async def release(self) -> None:
+    def _call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
+        answer = self._under_way[kind] = self._channel.call(kind, payload)
+        return answer
+
+    async def release(self, held: Ids | None = None) -> None:
         """Free the sequence and give the replica back. Idempotent; never raises for a dead replica."""
         if self._released:
             return
         self._released = True
+        if held is not None:
+            self._learn(held)
         if self._watch.done():
             # The pool ended the lease, so nothing is held there. Actors know sequences by name: a close now
             # would end the lease that follows this one on the same replica.
             return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._grant.actor.close.remote(self._sequence_id)
+                await self._channel.call(Kind.CLOSE, encode_close(self._sequence_id, held))
                 await asyncio.shield(self._watch)  # the pool ends the stream by itself
-        except (RayError, TimeoutError) as error:
-            logger.info("lease given back without an answer: %s", _reason(error), extra={
+        except (ChannelLost, CallFailed, TimeoutError) as error:
+            logger.info("lease given back without an answer: %s", error or type(error).__name__, extra={
                 "request_id": self._sequence_id, "replica_id": self.replica_id})
         finally:
             if not self._watch.done():
@@ -148,46 +162,115 @@ class RayLease:
 class RayTier:
     """One pool, reached by its deployment handle."""
 
-    def __init__(self, handle: DeploymentHandle[Any], timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, handle: DeploymentHandle[Any], timeout_s: float = 60.0, *, full_timeout_s: float = 10.0,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        """`timeout_s` bounds a lease, a replica's rebuild included; `full_timeout_s` the wait for a place."""
         self._handle = handle.options(stream=True)
         self._timeout_s = timeout_s
+        self._full_timeout_s = full_timeout_s
+        self._prefixes = prefixes or LocalPrefixes()
+        self._channels = Channels()
 
-    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset()) -> RayLease:
-        """Hold a replica. Raises `NoReplica` when none is to be had within `timeout_s`."""
-        end = time.monotonic() + self._timeout_s
-        reason, num_avoided = "none answered", 0
-        while (left_s := end - time.monotonic()) > 0:
-            stream: Any = self._handle.lease.remote(sequence_id)
+    async def lease(
+        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
+    ) -> RayLease:
+        """Hold a replica, best one that met the beginning of `tokens`.
+
+        Raises `NoReplica` when none is to be had within `timeout_s`, `PoolFull` when all were full all the time of
+        `full_timeout_s`.
+        """
+        search = _Search(self._timeout_s, self._full_timeout_s)
+        names = digests(tokens)
+        shares = await self._prefixes.shares(names)
+        while (left_s := search.left_s()) > 0:
+            preference = Preference(shares, search.refused | {_tag(replica) for replica in avoid})
+            stream: Any = self._handle.lease.remote(sequence_id, preference)
             kept = False
             try:
                 async with asyncio.timeout(left_s):
                     first = await anext(stream)
-                if isinstance(first, LeaseGrant) and (
-                    first.replica_id not in avoid or num_avoided >= MAX_AVOIDED
-                ):
-                    kept = True
-                    return RayLease(sequence_id, first, stream)
-                num_avoided += isinstance(first, LeaseGrant)
-                reason = first.reason if isinstance(first, Refused) else "only replicas to be avoided"
+                    if isinstance(first, Refused):
+                        search.note(first)
+                    elif first.replica_id in avoid and search.num_avoided < MAX_AVOIDED:
+                        search.note_avoided()
+                    else:
+                        channel = await self._channels.open(first.endpoint)
+                        kept = True
+                        tag = _tag(first.replica_id)
+                        self._prefixes.learn(names, tag)
+                        return RayLease(sequence_id, first, stream, channel, partial(self._learn, tag))
             except TimeoutError:
-                reason = f"{reason}, none became free"
+                search.reason = f"{search.reason}, none became free"
             except StopAsyncIteration:
-                reason = "the replica ended the lease"
+                search.reason = "the replica ended the lease"
             except (RayError, RayServeException) as error:
-                reason = _reason(error)
+                search.reason = _reason(error)
+            except ChannelLost as error:
+                search.reason = str(error)
+                logger.warning("%s cannot be called: %s", first.replica_id, error)
             finally:
                 if not kept:
                     stream.cancel()
-            await asyncio.sleep(min(RETRY_S, max(0.0, end - time.monotonic())))
-        raise NoReplica(f"no replica within {self._timeout_s:.1f} s: {reason}")
+            await search.pause()
+        raise NoReplica(f"no replica within {self._timeout_s:.1f} s: {search.reason}")
+
+    def _learn(self, tag: str, held: Ids) -> None:
+        self._prefixes.learn(digests(held), tag)
 
 
-async def _get(ref: Any) -> Draft:
-    draft: Draft = await ref
-    return draft
+class _Search:
+    """One search for a lease: who refused, why, and how long to go on."""
+
+    def __init__(self, timeout_s: float, full_timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+        self._full_timeout_s = full_timeout_s
+        self._full_since: float | None = None  # every answer since then was that a replica is full
+        self._pause_s = RETRY_S
+        self._round_ended = False
+        self.refused: frozenset[str] = frozenset()  # tags: asked in this round of questions
+        self.num_avoided = 0
+        self.reason = "none answered"
+
+    def left_s(self) -> float:
+        """Time to the end. Raises `PoolFull` when nothing but full replicas was met for too long."""
+        now = time.monotonic()
+        if self._full_since is not None and now - self._full_since >= self._full_timeout_s:
+            raise PoolFull(self.reason)
+        return self._end - now
+
+    def note(self, refusal: Refused) -> None:
+        """Ask others first; when one that has refused is met again there is no other."""
+        self.reason = refusal.reason
+        self._round_ended = refusal.tag in self.refused
+        self.refused |= {refusal.tag}
+        if not refusal.full:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = time.monotonic()
+
+    def note_avoided(self) -> None:
+        """Serve knew no other replica than one to be avoided."""
+        self.num_avoided += 1
+        self.reason = "only replicas to be avoided"
+        self._round_ended = True
+
+    async def pause(self) -> None:
+        """Before the next question: none while there are others to ask, then longer each time."""
+        if self._round_ended or not self.refused:
+            await asyncio.sleep(min(self._pause_s * random.uniform(0.5, 1.0), max(0.0, self._end - time.monotonic())))
+            self._pause_s = min(2 * self._pause_s, MAX_RETRY_S)
+            self.refused = frozenset()
+            self._round_ended = False
 
 
-def _mark_seen(outcome: asyncio.Future[Draft]) -> None:
+def _tag(replica_id: str) -> str:
+    """The Serve replica of a `LeaseGrant.replica_id`, whichever generation of its actors."""
+    return replica_id.rpartition("#")[0]
+
+
+def _mark_seen(outcome: asyncio.Future[bytes]) -> None:
     """A draft that nobody fetches may fail without a warning."""
     if not outcome.cancelled():
         outcome.exception()

@@ -2,7 +2,7 @@
 
 A lease is a streaming call that stays open while the sequence lives, so Serve sees it as the replica's
 ongoing work: routing, autoscaling and graceful shutdown (which waits for it) need no bookkeeping of ours.
-Proposals and verify passes go straight to the actor named in the grant and never through Serve.
+Proposals and verify passes go straight to the actor at the grant's endpoint and never through Serve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ray import serve
 from ray.exceptions import RayError
 
 from actors.messages import ReplicaInfo, ReplicaStats
+from actors.wire.access import Endpoint
 from cluster.groups import PoolSettings, make_group
+from cluster.routing import Preference
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ class LeaseGrant:
     """First item of a lease: where to send the calls. A rebuilt group has a new `replica_id`."""
 
     replica_id: str
-    actor: Any  # ray.actor.ActorHandle
+    endpoint: Endpoint
     info: ReplicaInfo
 
 
@@ -40,6 +42,8 @@ class Refused:
     """First and only item of a lease that the replica cannot give now."""
 
     reason: str
+    tag: str  # of the replica, as its router knows it
+    full: bool = False  # it holds as many sequences as it can; otherwise it is not (or no longer) able to serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +90,32 @@ class Pool:
         """Name of the replica that happened to answer."""
         return self._tag
 
-    def _refusal(self) -> str | None:
+    def _refusal(self) -> Refused | None:
         limit = self._settings.spec.max_sequences
         if self._draining.is_set():
-            return f"{self._settings.name}: {self._tag} is draining"
+            return Refused(f"{self._settings.name}: {self._tag} is draining", self._tag)
         if not self._group.alive():
-            return f"{self._settings.name}: its actors are being rebuilt"
+            return Refused(f"{self._settings.name}: its actors are being rebuilt", self._tag)
         if len(self._leases) >= limit:
-            return (f"{self._settings.name}: all {limit} sequences of {self._tag} are taken; "
-                    "raise max_sequences or replicas.max")
+            return Refused(
+                f"{self._settings.name}: all {limit} sequences of {self._tag} are taken; "
+                "raise max_sequences or replicas.max", self._tag, full=True,
+            )
         return None
 
-    async def lease(self, sequence_id: str) -> AsyncGenerator[LeaseGrant | Refused | Revoked, None]:
-        """Hold this replica for one sequence until it is closed at the actor or the consumer cancels."""
+    async def lease(
+        self, sequence_id: str, preference: Preference | None = None
+    ) -> AsyncGenerator[LeaseGrant | Refused | Revoked, None]:
+        """Hold this replica for one sequence until it is closed at the actor or the consumer cancels.
+
+        `preference` is for the router (`cluster.routing`), which has read it when the call comes here.
+        """
         refusal = self._refusal()
         if refusal is not None:
-            yield Refused(refusal)
+            yield refusal
             return
-        leader, generation, gone = self._group.leader, self._group.generation, asyncio.Event()
+        leader, endpoint = self._group.leader, self._group.endpoint
+        generation, gone = self._group.generation, asyncio.Event()
         key = f"{sequence_id}/{time.monotonic_ns()}"
         self._leases[key] = (generation, gone)
         lost = asyncio.create_task(gone.wait())
@@ -112,9 +124,9 @@ class Pool:
         ended = False
         try:
             if await _answers(leader):  # a grant is a promise that the actor lives
-                yield LeaseGrant(f"{self._tag}#{generation}", leader, self._info)
+                yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
             else:
-                yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer")
+                yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
             await asyncio.wait({closed, lost, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done() and not (closed.done() or lost.done()):
@@ -141,6 +153,11 @@ class Pool:
         """Counters of the replica's engine."""
         stats: ReplicaStats = await self._group.leader.stats.remote()
         return stats
+
+    async def leader_pid(self) -> int:
+        """Process id, on its own node, of the actor that takes the calls."""
+        pid: int = await self._group.leader.pid.remote()
+        return pid
 
     async def num_leases(self) -> int:
         """Sequences that hold this replica."""

@@ -12,10 +12,10 @@ from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.runner import LocalRunner
-from actors.messages import Context, Draft, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import Context, Draft, Ids, ReplicaInfo, ReplicaStats, Verdict
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
-from cluster.coordinator.tier import DraftHandle, DraftLost, Lease, ReplicaLost
+from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, Lease, ReplicaLost
 
 
 def engine_and_info(runner: LocalRunner, spec: ModelSpec) -> tuple[Engine, ReplicaInfo]:
@@ -51,7 +51,7 @@ class RandomDrafter(Drafter):
         done.set_result(Draft(tokens=ids))
         return done
 
-    def close(self, sequence_id: str) -> None:
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Nothing is held."""
 
     def stats(self) -> ReplicaStats:
@@ -113,11 +113,11 @@ class LocalLease:
         self._tier.verdicts.append(verdict)
         return verdict
 
-    async def release(self) -> None:
+    async def release(self, held: Ids | None = None) -> None:
         """Close the sequence."""
         if self in self._tier.leases:
             self._tier.leases.remove(self)
-            self._tier.worker.close(self._sequence_id)
+            self._tier.worker.close(self._sequence_id, held)
 
 
 class LocalTier:
@@ -129,7 +129,9 @@ class LocalTier:
         self.leases: list[LocalLease] = []
         self.verdicts: list[Verdict] = []
 
-    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset()) -> Lease:
+    async def lease(
+        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
+    ) -> Lease:
         """Always to be had."""
         lease = LocalLease(self, sequence_id, self.name)
         self.leases.append(lease)

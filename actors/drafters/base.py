@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from concurrent.futures import Future
 
-from actors.messages import Context, Draft, ReplicaStats
+from actors.messages import Context, Draft, Ids, ReplicaStats
 
 
 class Drafter(abc.ABC):
@@ -20,8 +20,11 @@ class Drafter(abc.ABC):
         """Queue a proposal of at most `num_tokens` tokens after `context` (0 < num_tokens)."""
 
     @abc.abstractmethod
-    def close(self, sequence_id: str) -> None:
-        """Forget a sequence and free what it held; unknown ids are ignored."""
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
+        """Forget a sequence and free what it held; unknown ids are ignored.
+
+        `truth`, all its committed tokens, says what a later prompt may find again.
+        """
 
     @abc.abstractmethod
     def stats(self) -> ReplicaStats:

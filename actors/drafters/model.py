@@ -5,16 +5,20 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import numpy as np
-import torch
 
 from actors.drafters.base import Drafter
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
-from actors.messages import Context, Draft, ReplicaInfo
+from actors.messages import Context, Draft, Ids, ReplicaInfo
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import draw
+from actors.sampling.laws import SparseLaw
 from actors.sampling.noise import Purpose, stream
+from actors.sampling.params import VerifyMode
+from actors.sampling.rows import LogitRows
+
+_NO_IDS = np.empty(0, np.int32)
 
 
 class DraftJob(Job):
@@ -22,29 +26,27 @@ class DraftJob(Job):
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int, vocab_size: int) -> None:
+    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int) -> None:
         super().__init__(context, Future())
         self._num_tokens = num_tokens
         self._tier = tier
         self._law_support = law_support
-        self._vocab_size = vocab_size
         self._tokens: list[int] = []
-        self._laws: list[tuple[np.ndarray, np.ndarray]] = []
+        self._laws: list[SparseLaw] = []
         self._rng: np.random.Generator | None = None
+        if context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK):
+            self._rng = stream(context.sampling.entropy, Purpose.DRAFT, tier, context.round)
 
-    def draft_ids(self) -> np.ndarray:
+    def draft_ids(self) -> Ids:
         """Nothing is fed beyond the context."""
-        return np.empty(0, np.int32)
+        return _NO_IDS
 
-    def on_logits(self, logits: torch.Tensor) -> int | None:
-        """Draw the next token from the last row; it is fed unless it is the last one wanted."""
-        context, sampling = self.context, self.context.sampling
-        if self._rng is None:
-            self._rng = stream(sampling.entropy, Purpose.DRAFT, self._tier, context.round)
-        history = np.append(self.history_ids, np.array(self._tokens, np.int32))
+    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
+        """Draw the next token; it is fed unless it is the last one wanted."""
+        context = self.context
         drawn = draw(
-            logits=logits[-1], params=sampling, history_ids=history, num_prompt_tokens=context.num_prompt_tokens,
-            position=len(history), rng=self._rng, law_support=self._law_support,
+            logits=logits, index=0, params=context.sampling, history_ids=history_ids,
+            num_prompt_tokens=context.num_prompt_tokens, rng=self._rng, law_support=self._law_support,
         )
         self._tokens.append(drawn.token)
         if drawn.law is not None:
@@ -55,6 +57,7 @@ class DraftJob(Job):
             Draft(
                 tokens=np.array(self._tokens, np.int32),
                 laws=draft_laws.build(self._laws) if self._laws else None, tier=self._tier, seconds=self.seconds,
+                model_seconds=self.model_seconds, num_cached_tokens=self.num_cached_tokens,
             )
         )
         return None
@@ -81,8 +84,6 @@ class ModelDrafter(EngineBacked, Drafter):
     def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
         """Queue a proposal; cut to what the draft model's own context still holds."""
         room = self._info.max_context_tokens - context.num_tokens + 1
-        job = DraftJob(
-            context, max(1, min(num_tokens, room)), self._info.tier, self._law_support, self.engine.vocab_size
-        )
+        job = DraftJob(context, max(1, min(num_tokens, room)), self._info.tier, self._law_support)
         self.engine.submit(job)
         return job.future

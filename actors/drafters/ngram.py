@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from actors.drafters.base import Drafter
-from actors.messages import Context, Draft, ReplicaStats
+from actors.messages import Context, Draft, Ids, ReplicaStats
 from actors.spec import DrafterSpec
 
 NO_IDS = np.empty(0, np.int32)
@@ -174,8 +174,8 @@ class NgramDrafter(Drafter):
                 return
             del self._sequences[oldest]
 
-    def close(self, sequence_id: str) -> None:
-        """Forget a sequence; unknown ids are ignored."""
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
+        """Forget a sequence; unknown ids are ignored. A look-up has nothing that a later prompt could use."""
         with self._lock:
             self._sequences.pop(sequence_id, None)
 

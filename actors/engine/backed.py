@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.engine.engine import Engine
-from actors.messages import ReplicaInfo, ReplicaStats
+from actors.messages import Ids, ReplicaInfo, ReplicaStats
 
 
 class EngineBacked:
@@ -13,9 +13,9 @@ class EngineBacked:
         self.engine = engine
         self._info = info
 
-    def close(self, sequence_id: str) -> None:
-        """Forget a sequence and free its pages; unknown ids are ignored."""
-        self.engine.close(sequence_id)
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
+        """Forget a sequence and free its pages; unknown ids are ignored. `truth`: see `Engine.close`."""
+        self.engine.close(sequence_id, truth)
 
     def stats(self) -> ReplicaStats:
         """Current counters."""

@@ -7,10 +7,8 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-import torch
-
-from actors.messages import Context
+from actors.messages import Context, Ids
+from actors.sampling.rows import LogitRows
 
 
 class PrefixMissing(Exception):
@@ -22,7 +20,11 @@ class StaleCall(Exception):
 
 
 class SequenceRejected(Exception):
-    """The sequence cannot be run here (too long, KV memory too small); one clear sentence."""
+    """The sequence cannot be run by this model as configured (too long, KV memory too small); one clear sentence."""
+
+
+class ReplicaFull(Exception):
+    """This replica has no room for the call now: it may be served elsewhere, or here later; one clear sentence."""
 
 
 class Job(abc.ABC):
@@ -35,19 +37,24 @@ class Job(abc.ABC):
         self.context = context
         self.future = future
         self.created_s = time.monotonic()
-        self.history_ids = np.empty(0, np.int32)  # set by the engine: the whole context, [num_tokens]
-        self.num_cached_tokens = 0  # set by the engine: found in the prefix cache when the sequence was opened
-        self.first_logit_position = 0  # set by the engine: logits are wanted from here on
-        self.pending_logits: list[torch.Tensor] = []  # rows collected so far, oldest first
+        # Set by the engine:
+        self.arrival = 0  # order of the calls
+        self.num_cached_tokens = 0  # found in the prefix cache when the sequence was opened
+        self.first_logit = 0  # position from which on logits are wanted
+        self.pending: list[LogitRows] = []  # of a pass that took several steps, oldest first
+        self.model_seconds = 0.0  # inside forward passes that this call took part in
+        # Set by the job:
+        self.num_decided = 0  # tokens of the sequence that this tier has decided: they may enter the prefix cache
 
     @abc.abstractmethod
-    def draft_ids(self) -> np.ndarray:
+    def draft_ids(self) -> Ids:
         """Unverified ids fed after the context, [num_draft] int32."""
 
     @abc.abstractmethod
-    def on_logits(self, logits: torch.Tensor) -> int | None:
-        """Decide on logits [num_draft + 1, vocab] of the last context token and the fed draft.
+    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
+        """Decide on the logits of the last token of `history_ids` and of the ids fed after it.
 
+        `history_ids` (a view, for the time of the call) is the context with whatever this job appended.
         Returns an id to append and run next, or None when the future has been resolved.
         """
 

@@ -1,6 +1,7 @@
-"""Getting a model into memory: Hugging Face checkpoints, the built-in model, tokenizers, DeepSpeed shards.
+"""Getting a model into memory: checkpoints (plain, quantised, GGUF), the built-in model, tokenizers, shards.
 
-`builtin` turns the GGUF file of an installed package into a checkpoint directory, once; `checkpoint`
-finds, checks and loads a model; `tokenizer` loads and compares tokenizers; `sharded` cuts a model over
-tensor-parallel ranks.
+`checkpoint` finds, checks and loads a model. `quantised` de-quantises at load, through `packed` (formats read here)
+or `libraries` (read by their packages), and `plain` makes the model without marks. `gguf` turns a GGUF file into a
+checkpoint directory, once; `builtin` finds the one in an installed package. `tokenizer` loads and compares
+tokenizers; `sharded` cuts a model over tensor-parallel ranks.
 """

@@ -1,4 +1,4 @@
-"""Finding, checking and loading a model: a directory, a Hugging Face id, or `builtin:smollm2`."""
+"""Finding, checking and loading a model: a directory, a GGUF file, a Hugging Face id, or `builtin:smollm2`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
+from actors.loading import quantised
 from actors.loading.builtin import builtin_path, is_builtin
 from actors.loading.errors import ModelNotFound, UnsupportedModel, first_line
+from actors.loading.gguf import converted, gguf_file
+from actors.loading.plain import load_complete
+from actors.loading.shapes import is_random, random_model, random_path
 from actors.loading.support import KVGeometry, check_supported, kv_geometry, max_context_tokens
 from actors.spec import ModelSpec
 
@@ -27,21 +31,31 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve(model: str) -> Path | str:
     """The directory that `model` names, or `model` itself if it can only be a Hugging Face id.
 
+    A built-in model or GGUF file is converted into the local cache at first use, which is then its directory.
+
     Raises:
         ModelNotFound: it looks like a path, but there is no checkpoint.
+        UnsupportedModel: a GGUF file that cannot be converted.
         BuiltinModelError: a built-in model that cannot be had.
     """
     if is_builtin(model):
         return builtin_path(model)
+    if is_random(model):
+        return random_path(model)
     if not model.strip():
         raise ModelNotFound("the model name is empty: give a directory, a Hugging Face id or builtin:smollm2")
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{model} has no config.json: give a Hugging Face checkpoint directory")
-        return path
+        if (path / "config.json").is_file():
+            return path
+        gguf = gguf_file(path)
+        if gguf is None:
+            raise ModelNotFound(f"{model} has no config.json: give a Hugging Face checkpoint directory or a GGUF file")
+        return converted(gguf)
     if path.is_file():
-        raise ModelNotFound(f"{model} is a file: give the directory of a Hugging Face checkpoint")
+        if gguf_file(path) is None:
+            raise ModelNotFound(f"{model} is a file: give the directory of a Hugging Face checkpoint, or a .gguf file")
+        return converted(path)
     looks_like_path = model.startswith((".", "~", "/")) or model.count("/") > 1
     if looks_like_path:
         raise ModelNotFound(f"there is no directory {model!r}: check the path, or try builtin:smollm2")
@@ -70,13 +84,14 @@ def load_generation_config(model: str) -> GenerationConfig | None:
 
 
 def load_model(spec: ModelSpec) -> PreTrainedModel:
-    """The whole model on `spec.device` in `spec.dtype`, for inference: eval mode, no gradients.
+    """The whole model on `spec.device` in `spec.dtype`, for inference: eval mode, no gradients, plain linears.
 
-    Weights are memory-mapped while they are read; thread settings are left alone.
+    Weights are memory-mapped while they are read; thread settings are left alone. A quantised checkpoint is
+    de-quantised (`actors.loading.quantised`).
 
     Raises:
-        ModelNotFound: no checkpoint, or one without weights.
-        UnsupportedModel: see `check_supported`.
+        ModelNotFound: no checkpoint, or one that lacks weights.
+        UnsupportedModel: see `check_supported`; or its quantisation cannot be read here.
     """
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
@@ -84,8 +99,15 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     source = resolve(spec.model)
     config = load_config(spec.model)
     check_supported(config)
+    settings = quantised.settings_of(source, config)
+    model: PreTrainedModel
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
+        if is_random(spec.model):
+            model = random_model(spec.model, dtype, spec.device)
+        elif settings is not None:
+            model = quantised.load(spec.model, source, config, settings, dtype)
+        else:
+            model = load_complete(spec.model, source, config=config, dtype=dtype)
     except OSError as error:
         raise not_found(spec.model, source) from error
     if getattr(model, "_is_stateful", False):

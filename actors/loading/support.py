@@ -1,7 +1,7 @@
-"""Which models can be served: rejected draft tokens must leave no trace in the cache.
+"""Which models can be served: rejected draft tokens must leave no trace in the cache, and attention must be plain.
 
 Attention caches roll back by length. A recurrent state does not: it has swallowed the rejected tokens.
-Such models are refused by name before any weight is read.
+Such models, and those whose attention the engine does not compute, are refused by name before any weight is read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ RECURRENT_FAMILIES = (
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
     "lfm2", "mamba", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next", "recurrent_gemma", "rwkv",
     "xlstm", "zamba", "zaya",
+)
+# A learned logit per head joins each softmax; the engine's CPU attention has no place for it.
+SINK_FAMILIES = (
+    "deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash",
+    "openai_privacy_filter",
 )
 _STUCK = "which cannot take back a rejected draft"
 _USE = "use a decoder-only model whose layers are all attention, such as Llama, Qwen 3, Mistral or Gemma 3"
@@ -42,6 +47,8 @@ def check_supported(config: Any) -> None:
         raise UnsupportedModel(f"{family} is an encoder-decoder model: {_USE}")
     if family.startswith(RECURRENT_FAMILIES):
         raise UnsupportedModel(f"{family} keeps a recurrent state, {_STUCK}: {_USE}")
+    if family in SINK_FAMILIES:
+        raise UnsupportedModel(f"{family} has attention sinks, which the engine does not compute: {_USE}")
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
     other = sorted({str(kind) for kind in kinds} - ROLLBACK_LAYERS)
     if other:

@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from actors.sampling.laws import SparseLaw, normalised, sample, truncate
-from actors.sampling.noise import coupled_uniforms, to_gumbel
+from actors.sampling.noise import Floats, coupled_words, coupled_words_at, least_word, to_gumbel, to_uniforms
 from actors.sampling.params import SamplingParams, VerifyMode
-from actors.sampling.processors import IdSequence, greedy_argmax, process
+from actors.sampling.processors import IdSequence, LogWeights, greedy_argmax, weigh
+from actors.sampling.ranking import Indices, contenders
+from actors.sampling.rows import LogitRows
 
-_NEAR_NATS = 6.0  # ids this close to the best get their noise at once; any value gives the same result
+_NEAR = 64  # so many of the likeliest get their noise at once; any number gives the same result
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,15 @@ class Drawn:
 
 
 def draw(
-    logits: torch.Tensor,  # [V] float32
+    logits: LogitRows,
+    index: int,
     params: SamplingParams,
     history_ids: IdSequence,
     num_prompt_tokens: int,
-    position: int,
     rng: np.random.Generator | None,
     law_support: int,
 ) -> Drawn:
-    """Draw the token at absolute `position` after `history_ids` (drafted prefix included).
+    """Draw the token after `history_ids` (drafted prefix included) from row `index` of `logits`.
 
     Greedy takes the argmax, coupled `argmax(log q + g)` with g = f(seed, position, id). The rejection
     modes draw from the `law_support` likeliest tokens, renormalised (0: from the whole law), using the
@@ -43,34 +44,50 @@ def draw(
     """
     mode = params.mode
     if mode is VerifyMode.GREEDY:
-        return Drawn(greedy_argmax(logits, params, history_ids, num_prompt_tokens), None)
-    log_probs = process(logits, params, history_ids, num_prompt_tokens)
+        return Drawn(greedy_argmax(logits, index, params, history_ids, num_prompt_tokens), None)
+    law = weigh(logits, index, params, history_ids, num_prompt_tokens)
     if mode is VerifyMode.COUPLED:
-        return Drawn(coupled_argmax(log_probs, params, position), None)
+        return Drawn(coupled_argmax(law, params, len(history_ids)), None)
     if rng is None:
         raise ValueError("a draft for rejection sampling needs noise: pass stream(..., Purpose.DRAFT, ...)")
-    ids, probs = truncate(log_probs, law_support)
+    ids, probs = truncate(law, law_support)
     return Drawn(int(ids[sample(normalised(probs), rng.random())]), (ids, probs))
 
 
-def coupled_argmax(log_probs: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """The id that maximises `log prob + g` [V]: the same rule for p and for q.
+def coupled_argmax(law: LogWeights, params: SamplingParams, position: int) -> int:
+    """The id that maximises `log weight + g` at absolute `position`: the same rule for p and for q.
 
     A Gumbel-max sample of the law; drafter and target that share g agree with a probability of at least
     (1 - TV) / (1 + TV) (Daliri, Musco, Suresh 2408.07978). Computed in float64: float32 noise would tie.
 
-    Two logarithms per id would cost more than the rest of a row together. An id much less likely than
-    the best can only win with noise above a bound, which its uniform tells without a logarithm.
+    Two logarithms per id would cost more than the rest of a row together. An id less likely than the
+    `_NEAR` best can only win with noise above a bound, which its random word tells without a logarithm.
     """
     if params.seed is None:
         raise ValueError("coupled sampling needs a seed: set SamplingParams.seed")
-    row = log_probs.cpu().numpy()
-    uniforms = coupled_uniforms(params.seed, position, len(row))
-    floor = float(row.max()) - _NEAR_NATS
-    near = row >= floor
-    best = float((row[near].astype(np.float64) + to_gumbel(uniforms[near])).max())
-    # The slack covers rounding of the two exponentials; too many candidates are harmless.
+    logs, ids = law.logs, law.ids
+    if ids is not None and len(ids) == 1:
+        return int(ids[0])
+    if ids is None:
+        words = coupled_words(params.seed, position, law.size)
+    else:
+        words = coupled_words_at(params.seed, position, ids)
+
+    def scores(places: Indices) -> Floats:
+        values: Floats = logs[places].astype(np.float64) + to_gumbel(to_uniforms(words[places]))
+        return values
+
+    if len(logs) <= _NEAR:
+        winner = int(scores(np.arange(len(logs))).argmax())
+        return winner if ids is None else int(ids[winner])
+    near = contenders(logs, _NEAR)
+    best = float(scores(near).max())
+    floor = float(logs[near].min())
+    # Below the floor, only noise above `best - floor` wins. The slack covers rounding of the exponentials.
     bound = math.exp(-math.exp(min(floor - best, 700.0))) - 2.0**-48
-    candidates = np.flatnonzero(near | ((uniforms >= bound) & (row > -np.inf)))
-    scores = row[candidates].astype(np.float64) + to_gumbel(uniforms[candidates])
-    return int(candidates[scores.argmax()])
+    able = words >= least_word(bound)
+    able[near] = True
+    candidates = np.flatnonzero(able)
+    candidates = candidates[logs[candidates] > -np.inf]
+    winner = int(candidates[scores(candidates).argmax()])
+    return winner if ids is None else int(ids[winner])

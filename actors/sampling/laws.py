@@ -11,26 +11,28 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from actors.messages import Ids, Laws, Probs
-from actors.sampling.processors import top_ids
+from actors.sampling.processors import LogWeights
+from actors.sampling.ranking import top_ids
 
 Floats = npt.NDArray[np.float64]
 SparseLaw = tuple[Ids, Probs]  # support [m] and its probabilities [m]
 
+_BLOCK = 256  # weights
+_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
-def truncate(log_probs: torch.Tensor, support: int) -> SparseLaw:
-    """The `support` likeliest tokens of a law [V], renormalised; 0 keeps all that have any probability."""
-    if support <= 0 or support >= log_probs.shape[-1]:
-        ids = torch.isfinite(log_probs).nonzero().squeeze(-1)
-    else:
-        ids = top_ids(log_probs, support)
-    probs = log_probs[ids].double().exp().cpu().numpy()
-    probs32: Probs = (probs / probs.sum()).astype(np.float32)
-    ids32: Ids = ids.cpu().numpy().astype(np.int32)
-    positive = probs32 > 0  # -Inf entries, and what float32 cannot hold, are outside the law
-    return ids32[positive], probs32[positive]
+
+def truncate(law: LogWeights, support: int) -> SparseLaw:
+    """The `support` likeliest tokens of a law, renormalised, best first; 0 keeps all that have any probability."""
+    ids, logs = law.ids, law.logs
+    if ids is None or 0 < support < len(ids):
+        chosen = top_ids(logs, support) if 0 < support < len(logs) else np.flatnonzero(logs > -np.inf)
+        ids, logs = chosen if ids is None else ids[chosen], logs[chosen]
+    weights = np.exp(logs)
+    probs = np.divide(weights, weights.sum(dtype=np.float64), dtype=np.float64).astype(np.float32)
+    positive = probs > 0  # -Inf entries, and what float32 cannot hold, are outside the law
+    return ids[positive].astype(np.int32), probs[positive]
 
 
 def normalised(probs: Probs) -> Floats:
@@ -43,8 +45,22 @@ def normalised(probs: Probs) -> Floats:
 def sample(weights: Floats, uniform: float) -> int:
     """Index drawn in proportion to `weights` [m] (not all zero) by inversion of `uniform` in [0, 1).
 
-    An index of weight zero is never returned.
+    An index of weight zero is never returned. A running sum is slow, so a long one is first found by blocks.
     """
+    num_blocks = len(weights) // _BLOCK
+    if num_blocks < 2:
+        return _invert(weights, uniform)
+    whole = weights[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK).sum(axis=1)
+    masses = np.append(whole, weights[num_blocks * _BLOCK :].sum())
+    cumulative = masses.cumsum()
+    block = _invert(masses, uniform)
+    left = uniform * cumulative[-1] - (cumulative[block - 1] if block else 0.0)
+    start = block * _BLOCK
+    inside = weights[start : start + _BLOCK]
+    return start + _invert(inside, min(max(left / masses[block], 0.0), _BELOW_ONE))
+
+
+def _invert(weights: Floats, uniform: float) -> int:
     cumulative = weights.cumsum()
     index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
     if index < len(weights):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 
 class BadLogits(ValueError):
     """A row of logits from which no token can be chosen: NaN, +Inf, or nothing but -Inf."""
@@ -15,16 +13,12 @@ class BadDraft(ValueError):
     """A draft that contradicts itself, such as a token outside the law it claims to be drawn from."""
 
 
-def check_logits(row: torch.Tensor) -> None:
-    """Raise `BadLogits` unless `row` [V] has a finite maximum; single -Inf entries are masks and fine.
-
-    One reduction: `max` carries a NaN through, and is +Inf or -Inf in the other two bad cases.
-    """
-    check_best(float(row.max()))
-
-
 def check_best(best: float) -> None:
-    """Raise `BadLogits` unless `best`, the largest logit of a row, is finite."""
+    """Raise `BadLogits` unless `best`, the largest logit of a row, is finite.
+
+    The maximum tells all: it carries a NaN through, and is +Inf or -Inf in the other two bad cases; single
+    -Inf entries are masks and fine.
+    """
     if math.isfinite(best):
         return
     if math.isnan(best):

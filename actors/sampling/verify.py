@@ -7,11 +7,11 @@ by the coordinator, after the token that ends the text, never here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from actors.messages import Ids, Laws, Origin, TokenLogprobs
 from actors.sampling import laws as law_tools
@@ -19,14 +19,9 @@ from actors.sampling.draw import coupled_argmax
 from actors.sampling.laws import Floats, SparseLaw
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import SamplingParams, VerifyMode
-from actors.sampling.processors import (
-    IdSequence,
-    adjusts_logits,
-    checked_argmax,
-    greedy_argmax,
-    process,
-    top_ids,
-)
+from actors.sampling.processors import IdSequence, LogWeights, greedy_argmax, weigh
+from actors.sampling.ranking import Floats32, top_ids
+from actors.sampling.rows import LogitRows
 from actors.sampling.validate import BadDraft
 
 
@@ -44,7 +39,7 @@ class Verified:
 def verify(
     draft_ids: Ids,  # [k], possibly empty
     laws: Laws | None,
-    logits: torch.Tensor,  # [k + 1, V] float32; row i follows the first i draft tokens
+    logits: LogitRows,  # k + 1 rows; row i follows the first i draft tokens
     params: SamplingParams,
     history_ids: IdSequence,
     num_prompt_tokens: int,
@@ -82,7 +77,7 @@ def verify(
     logprobs = None
     if params.num_logprobs is not None:
         count = params.num_logprobs
-        logprobs = tuple(_logprobs(logits[i], token, count) for i, token in enumerate(tokens))
+        logprobs = tuple(_logprobs(logits.row(i), token, count) for i, token in enumerate(tokens))
     return Verified(np.array(tokens, np.int32), num_accepted, last, rows.emitted_laws(len(tokens)), logprobs)
 
 
@@ -90,19 +85,19 @@ class _Rows:
     """The verifier's laws and the draft's, position by position, computed on demand."""
 
     def __init__(
-        self, draft_ids: Ids, laws: Laws | None, logits: torch.Tensor, params: SamplingParams,
+        self, draft_ids: Ids, laws: Laws | None, logits: LogitRows, params: SamplingParams,
         history_ids: IdSequence, num_prompt_tokens: int, truncate_to: int | None,
     ) -> None:
         self.num_draft = len(draft_ids)
-        if logits.ndim != 2 or logits.shape[0] != self.num_draft + 1:
+        if len(logits) != self.num_draft + 1:
             raise ValueError(f"{self.num_draft} draft tokens need {self.num_draft + 1} rows of logits, "
-                             f"got shape {tuple(logits.shape)}")
+                             f"got {len(logits)}")
         if laws is not None and laws.num_tokens != self.num_draft:
             raise BadDraft(f"{self.num_draft} draft tokens came with {laws.num_tokens} laws; send one each")
-        self.draft = [int(token) for token in draft_ids]
+        self.draft: list[int] = draft_ids.tolist()
         self.logits = logits
         self.params = params
-        self.size = int(logits.shape[1])
+        self.size = logits.vocab_size
         self.num_prompt_tokens = num_prompt_tokens
         self.start = len(history_ids)
         self._laws = laws
@@ -114,23 +109,20 @@ class _Rows:
         """All ids before row i."""
         return self._text[: self.start + i]
 
-    def log_p(self, i: int) -> torch.Tensor:
-        """Processed log-probabilities of row i. [V]"""
-        return process(self.logits[i], self.params, self.history(i), self.num_prompt_tokens)
+    def law(self, i: int) -> LogWeights:
+        """The law of row i."""
+        return weigh(self.logits, i, self.params, self.history(i), self.num_prompt_tokens)
 
     def best(self, i: int) -> int:
         """Argmax of row i after bias, penalties and min_tokens."""
-        args = self.logits[i], self.params, self.history(i), self.num_prompt_tokens
-        return greedy_argmax(*args)
+        return greedy_argmax(self.logits, i, self.params, self.history(i), self.num_prompt_tokens)
 
     def p(self, i: int) -> Floats:
         """p of row i, [V]; called once per row, in order. Truncated when this tier's laws travel."""
-        log_probs = self.log_p(i)
+        law = self.law(i)
         if self._truncate_to is None:
-            dense: Floats = log_probs.double().exp().cpu().numpy()
-            dense /= dense.sum()
-            return dense
-        ids, probs = law_tools.truncate(log_probs, self._truncate_to)
+            return law.scatter(law.probabilities())
+        ids, probs = law_tools.truncate(law, self._truncate_to)
         self._own.append((ids, probs))
         dense = np.zeros(self.size)
         dense[ids] = law_tools.normalised(probs)
@@ -172,14 +164,12 @@ class _Rows:
 
 def _greedy(rows: _Rows) -> list[int]:
     """Accept while the draft equals the argmax; ties go to the smallest id."""
-    if adjusts_logits(rows.params, rows.start - rows.num_prompt_tokens):
-        return _exact_match(rows, rows.best)
-    return _exact_match(rows, checked_argmax(rows.logits))
+    return _exact_match(rows, rows.best)
 
 
 def _coupled(rows: _Rows) -> list[int]:
     """Accept while the draft equals `argmax(log p + g)`: the text never depends on the draft."""
-    return _exact_match(rows, lambda i: coupled_argmax(rows.log_p(i), rows.params, rows.start + i))
+    return _exact_match(rows, lambda i: coupled_argmax(rows.law(i), rows.params, rows.start + i))
 
 
 def _exact_match(rows: _Rows, choose: Callable[[int], int]) -> list[int]:
@@ -251,12 +241,13 @@ def _draw_residual(p: Floats, pi: float, ids: Ids, q: Floats, uniform: float) ->
     return law_tools.sample(weights if weights.any() else p, uniform)
 
 
-def _logprobs(row: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+def _logprobs(row: Floats32, token: int, count: int) -> TokenLogprobs:
     """Log-probabilities under the softmax of an unmodified row [V]."""
-    log_mass = torch.logsumexp(row, dim=-1)
+    top = row.max()
+    log_mass = float(top) + math.log(float(np.exp(row - top).sum(dtype=np.float64)))
     ids = top_ids(row, count)
     return TokenLogprobs(
-        logprob=float(row[token] - log_mass),
-        top_ids=ids.cpu().numpy().astype(np.int32),
-        top_logprobs=(row[ids] - log_mass).cpu().numpy().astype(np.float32),
+        logprob=float(row[token]) - log_mass,
+        top_ids=ids.astype(np.int32),
+        top_logprobs=(row[ids].astype(np.float64) - log_mass).astype(np.float32),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from cluster.cli.bench import bench
 from cluster.cli.demo import demo
 from cluster.cli.generate import generate
 from cluster.cli.serve import serve
@@ -18,3 +19,4 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(serve)
 app.command()(generate)
+app.add_typer(bench, name="bench")

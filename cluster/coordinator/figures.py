@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from statistics import median
 
 from actors.messages import Origin, Verdict
 from cluster.coordinator.request import SpeculationFigures, TokenEvent
@@ -21,7 +22,9 @@ class FigureCounter:
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
         self._degraded: Counter[str] = Counter()
-        self._seconds = [0.0, 0.0, 0.0]
+        self._draft_s = self._verify_s = self._wait_s = self._model_s = 0.0
+        self._control_s: list[float] = []  # of each round
+        self._cached: dict[int, int] = {}
         self._rounds = 0
         self._drafted = 0
         self.degraded_steps = 0
@@ -41,10 +44,20 @@ class FigureCounter:
             if origin is Origin.ACCEPTED:
                 self._accepted_at[position] += 1
                 self._tiers[tier] += 1
-        spent = (verdict.draft_seconds, verdict.verify_seconds)
-        self._seconds[0] += spent[0]
-        self._seconds[1] += spent[1]
-        self._seconds[2] += max(0.0, wall_s - sum(spent))
+        self._draft_s += verdict.draft_seconds
+        self._verify_s += verdict.verify_seconds
+        self._wait_s += max(0.0, wall_s - verdict.draft_seconds - verdict.verify_seconds)
+        model_s = verdict.draft_model_seconds + verdict.verify_model_seconds
+        self._model_s += model_s
+        self._control_s.append(max(0.0, wall_s - model_s))
+
+    def note_cached(self, tier: int, num_tokens: int) -> None:
+        """Prompt tokens that a tier held when it first met the sequence; later leases change nothing."""
+        self._cached.setdefault(tier, num_tokens)
+
+    def knows_cached(self, tier: int) -> bool:
+        """Whether a tier has met the sequence."""
+        return tier in self._cached
 
     def degrade(
         self, tier: int, reason: str, replica_id: str | None = None, detail: str | None = None
@@ -68,6 +81,9 @@ class FigureCounter:
             bonus=origins[Origin.BONUS],
             drafted_at=tuple(self._drafted_at), accepted_at=tuple(self._accepted_at),
             accepted_by_tier=dict(self._tiers),
-            draft_s=self._seconds[0], verify_s=self._seconds[1], wait_s=self._seconds[2],
+            draft_s=self._draft_s, verify_s=self._verify_s, wait_s=self._wait_s,
+            model_s=self._model_s, control_s=sum(self._control_s),
+            control_round_p50_s=median(self._control_s) if self._control_s else 0.0,
+            cached_by_tier=dict(self._cached),
             degraded_steps=self.degraded_steps, degraded=dict(self._degraded), lease_moves=self.lease_moves,
         )

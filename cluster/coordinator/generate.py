@@ -31,11 +31,10 @@ async def generate(
     counter = figures or FigureCounter(request.request_id)
     climb = Climb(ladder, request, sequence, counter, clock)
 
-    num_cached = 0
-
     def finish(reason: FinishReason, stop_id: int | None = None) -> Finish:
-        usage = Usage(len(request.prompt_ids), sequence.num_generated, num_cached)
-        return Finish(reason, usage, counter.snapshot(), stop_id)
+        figures = counter.snapshot()
+        num_cached = figures.cached_by_tier.get(len(ladder.tiers) - 1, 0)
+        return Finish(reason, Usage(len(request.prompt_ids), sequence.num_generated, num_cached), figures, stop_id)
 
     try:
         while True:
@@ -46,8 +45,6 @@ async def generate(
                 await _close(climb)
                 yield finish(FinishReason.DEADLINE)
                 return
-            if sequence.num_generated == 0:
-                num_cached = verdict.num_cached_tokens
             event = cut(verdict, sequence.remaining, request.stop_ids)
             sequence.commit(event.token_ids)
             counter.count_round(verdict, event, clock() - began)

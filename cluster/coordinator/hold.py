@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.messages import Ids
 from cluster.coordinator.figures import FigureCounter, logger
-from cluster.coordinator.sequence import Held
+from cluster.coordinator.sequence import Held, Sequence
 from cluster.coordinator.settings import CoordinatorSettings
-from cluster.coordinator.tier import Lease, NoReplica, ReplicaLost, Tier
+from cluster.coordinator.tier import Lease, NoReplica, PoolFull, ReplicaLost, Tier
 
 Clock = Callable[[], float]
 
@@ -17,7 +18,7 @@ class Hold:
     """At most one lease of `tier`, replaced in the background so that a poor pool costs no round its time."""
 
     def __init__(
-        self, tier: Tier, index: int, sequence_id: str,
+        self, tier: Tier, index: int, sequence: Sequence,
         settings: CoordinatorSettings, clock: Clock, figures: FigureCounter,
     ) -> None:
         self.index = index
@@ -25,7 +26,7 @@ class Hold:
         self.held: Held | None = None
         self.ever_leased = False
         self._tier = tier
-        self._sequence_id = sequence_id
+        self._sequence = sequence
         self._settings = settings
         self._clock = clock
         self._figures = figures
@@ -34,6 +35,7 @@ class Hold:
         self._avoid: dict[str, float] = {}  # replica id -> until when
         self._failures = 0
         self._retry_at = float("-inf")
+        self._full = False  # what the last try found
 
     async def poll(self) -> Lease | None:
         """A lease if there is one now. A draining one serves until its successor is there."""
@@ -42,7 +44,11 @@ class Hold:
         return self.lease
 
     async def acquire(self, wait_s: float) -> Lease:
-        """A lease, waiting up to `wait_s`. Raises `NoReplica`."""
+        """A lease, waiting up to `wait_s`. Raises `NoReplica`.
+
+        A full pool ends the wait of a sequence that is new there at once (its tier has waited already): that
+        is overload. One that lost its replica half-way goes on waiting for a place.
+        """
         end = self._clock() + wait_s
         while True:
             left = end - self._clock()
@@ -51,6 +57,8 @@ class Hold:
             await self._try_lease(max(0.0, left), patient=True)
             if self.lease is not None:
                 return self.lease
+            if self._full and not self.ever_leased:
+                raise PoolFull(f"all replicas of tier {self.index} are full")
             if self._clock() >= end:
                 raise NoReplica(f"no replica of tier {self.index} within {wait_s:.1f} s")
 
@@ -63,7 +71,9 @@ class Hold:
             if self.lease is not None:
                 self._avoid[self.lease.replica_id] = now + self._settings.avoid_lost_s
             self._avoid = {replica: until for replica, until in self._avoid.items() if until > now}
-            self._leasing = asyncio.create_task(self._tier.lease(self._sequence_id, frozenset(self._avoid)))
+            self._leasing = asyncio.create_task(
+                self._tier.lease(self._sequence.sequence_id, frozenset(self._avoid), self._sequence.tokens)
+            )
             patient = True
         if patient:
             await asyncio.wait({self._leasing}, timeout=wait_s)
@@ -73,6 +83,7 @@ class Hold:
 
     def _adopt(self, leasing: asyncio.Task[Lease]) -> None:
         error = asyncio.CancelledError() if leasing.cancelled() else leasing.exception()
+        self._full = isinstance(error, PoolFull)
         if error is not None:
             reason = "no_replica" if isinstance(error, (NoReplica, ReplicaLost)) else "lease_error"
             self._figures.degrade(self.index, reason, detail=type(error).__name__)
@@ -110,18 +121,18 @@ class Hold:
         self._retry_at = self._clock() + min(delay, self._settings.backoff_max_s)
         self._failures += 1
 
-    def _release(self, lease: Lease) -> None:
-        task = asyncio.create_task(self._release_quietly(lease))
+    def _release(self, lease: Lease, held: Ids | None = None) -> None:
+        task = asyncio.create_task(self._release_quietly(lease, held))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release_quietly(self, lease: Lease) -> None:
+    async def _release_quietly(self, lease: Lease, held: Ids | None) -> None:
         try:
-            await lease.release()
+            await lease.release(held)
         except Exception as error:  # one lease that cannot be given back must not keep the others
             logger.warning(
                 "a lease of tier %d could not be released: %s", self.index, type(error).__name__,
-                extra={"request_id": self._sequence_id, "tier": self.index, "replica_id": lease.replica_id},
+                extra={"request_id": self._sequence.sequence_id, "tier": self.index, "replica_id": lease.replica_id},
             )
 
     def _release_late(self, leasing: asyncio.Task[Lease]) -> None:
@@ -138,6 +149,6 @@ class Hold:
             await asyncio.sleep(0)  # lets the callback run
         lease, self.lease, self.held = self.lease, None, None
         if lease is not None:
-            self._release(lease)
+            self._release(lease, self._sequence.tokens)
         if self._releases:
             await asyncio.wait(set(self._releases), timeout=self._settings.release_timeout_s)

@@ -22,9 +22,9 @@ from cluster.coordinator.errors import DeadlinePassed, DraftLate, FailureCode, G
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.hold import Clock, Hold
 from cluster.coordinator.request import GenerationRequest
-from cluster.coordinator.sequence import NO_TOKENS, Held, Sequence
+from cluster.coordinator.sequence import Held, Sequence
 from cluster.coordinator.settings import CoordinatorSettings
-from cluster.coordinator.tier import DraftHandle, DraftLost, NoReplica, ReplicaLost, Tier
+from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, NoReplica, PoolFull, ReplicaLost, Tier
 
 Piece = DraftHandle | Draft
 
@@ -74,7 +74,7 @@ class Climb:
         self._figures = figures
         self._clock = clock
         self._holds = [
-            Hold(tier, index, request.request_id, ladder.settings, clock, figures)
+            Hold(tier, index, sequence, ladder.settings, clock, figures)
             for index, tier in enumerate(ladder.tiers)
         ]
         self._want_laws = request.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK)
@@ -178,6 +178,11 @@ class Climb:
         wait_s, left_s = self._settings.target_wait_s, self._left_s()
         try:
             await target.acquire(wait_s if left_s is None else min(wait_s, left_s))
+        except PoolFull as error:
+            self._left_s()
+            raise GenerationFailed(
+                "every replica of the target model is full: retry later or add replicas", FailureCode.EXHAUSTED
+            ) from error
         except NoReplica as error:
             self._left_s()
             code = FailureCode.UNAVAILABLE if target.ever_leased else FailureCode.EXHAUSTED
@@ -242,25 +247,33 @@ class Climb:
                 continue
             self._check(verdict, hold.index)
             hold.served(Held(context.num_committed, pending))
+            self._figures.note_cached(hold.index, verdict.num_cached_tokens)
             if proposal is not None:
-                self._note_draft(verdict, pieces, proposal)
+                await self._note_draft(verdict, pieces, proposal)
             return verdict
 
-    def _note_draft(self, verdict: Verdict, pieces: list[Piece], proposal: _Proposal) -> None:
-        """Learn from a verdict what became of the draft, whose payload was never seen here."""
+    async def _note_draft(self, verdict: Verdict, pieces: list[Piece], proposal: _Proposal) -> None:
+        """Learn from a verdict what became of the draft, whose payload is read only when that is not enough."""
         hold = self._holds[0]
         self._proposal = None
-        if verdict.num_draft > sum(len(piece.tokens) for piece in pieces if isinstance(piece, Draft)):
-            hold.served(proposal.held)
-            return
-        pieces.pop()  # nothing in it to feed to another tier
+        came_empty = verdict.num_draft <= sum(len(piece.tokens) for piece in pieces if isinstance(piece, Draft))
+        if came_empty:
+            pieces.pop()  # nothing in it to feed to another tier
         if verdict.draft_error is not None:
             self._degraded = True
             if proposal.context.start == 0:
                 self._drop(hold, "draft_error", lost=False, detail=verdict.draft_error)
                 return
             self._figures.degrade(0, "draft_error", detail=verdict.draft_error)
-        hold.held = None  # perhaps it missed the prefix: name everything next time
+            hold.held = None  # whatever it was, name everything next time
+            return
+        if came_empty or not self._figures.knows_cached(0):
+            draft = await proposal.handle.fetch()  # the verifier had it, so it is here
+            if draft.prefix_missing:
+                hold.held = None
+                return
+            self._figures.note_cached(0, draft.num_cached_tokens)
+        hold.served(proposal.held)  # also when it had nothing to propose: it has read the context
 
     def _check(self, verdict: Verdict, index: int) -> None:
         if verdict.error is not None:

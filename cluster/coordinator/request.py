@@ -79,6 +79,10 @@ class SpeculationFigures:
     draft_s: float = 0.0  # below the target, queues included
     verify_s: float = 0.0  # in the target, queue included
     wait_s: float = 0.0  # the rest of the rounds' wall time: hops, leases, timeouts
+    model_s: float = 0.0  # of the rounds' wall time: in forward passes of any tier that this request took part in
+    control_s: float = 0.0  # the rest of it: queues, hops, bookkeeping, leases
+    control_round_p50_s: float = 0.0  # median of that rest over the rounds
+    cached_by_tier: Mapping[int, int] = field(default_factory=dict)  # prompt tokens found in a tier's prefix cache
     degraded_steps: int = 0  # plain steps taken although a draft was wanted
     degraded: Mapping[str, int] = field(default_factory=dict)  # "tier<i>:<reason>" -> times
     lease_moves: int = 0  # times a tier's lease was replaced

@@ -8,8 +8,7 @@ import numpy as np
 
 from actors.messages import Context, Ids
 from cluster.coordinator.request import GenerationRequest
-
-NO_TOKENS: Ids = np.empty(0, np.int32)
+from cluster.coordinator.tier import NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,16 @@ class Sequence:
         self._ids[: self._num_prompt] = request.prompt_ids
         self._num_tokens = self._num_prompt
         self._round = 0
+
+    @property
+    def sequence_id(self) -> str:
+        """Its name in every tier."""
+        return self._request.request_id
+
+    @property
+    def tokens(self) -> Ids:
+        """Prompt and committed tokens. [num_tokens], a view: committed tokens never change."""
+        return self._ids[: self._num_tokens]
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from actors.messages import Context, Draft, Verdict
+import numpy as np
+
+from actors.messages import Context, Draft, Ids, Verdict
+
+NO_TOKENS: Ids = np.empty(0, np.int32)
 
 
 class DraftHandle(Protocol):
@@ -39,15 +43,21 @@ class Lease(Protocol):
         whose producer died surfaces as `DraftLost`; the call may be repeated without it.
         """
 
-    async def release(self) -> None:
-        """Give the replica back and free the sequence there. Idempotent; never raises for a dead replica."""
+    async def release(self, held: Ids | None = None) -> None:
+        """Give the replica back and free the sequence there. Idempotent; never raises for a dead replica.
+
+        `held`: the committed tokens, when the replica may keep what it has of them for a later request.
+        """
 
 
 class Tier(Protocol):
     """One pool."""
 
-    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset()) -> Lease:
-        """Hold a replica. Raises `NoReplica` when none is to be had in time."""
+    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS) -> Lease:
+        """Hold a replica, best one that knows the beginning of `tokens`, with which the first call will come.
+
+        Raises `NoReplica` when none is to be had in time, `PoolFull` when all that there are stay full.
+        """
 
 
 class ReplicaLost(Exception):
@@ -60,3 +70,7 @@ class DraftLost(Exception):
 
 class NoReplica(Exception):
     """No replica of the tier could be leased in time."""
+
+
+class PoolFull(NoReplica):
+    """Every replica of the tier holds as many sequences as it can."""

@@ -6,10 +6,10 @@ import asyncio
 import importlib.metadata
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from ray.serve.handle import DeploymentHandle
 
@@ -27,15 +27,14 @@ from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
-from cluster.ingress.replies import chunk_to_pb, finish_to_pb, response_to_pb, tokens_to_pb
+from cluster.ingress.outflow import Outflow
+from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
 from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
+from cluster.prefixes import LocalPrefixes, SharedPrefixes
 from cluster.rpc import outrider_pb2 as pb
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-STALL_S = 60.0  # an item that is not taken for so long has no client any more
 
 
 class TokenizersDiffer(ValueError):
@@ -45,8 +44,13 @@ class TokenizersDiffer(ValueError):
 class Ingress:
     """gRPC methods of `outrider.v1.Outrider`, and `__call__` for HTTP health checks."""
 
-    async def __init__(self, config: Config, *pools: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
-        """Wait for every tier, check that their tokenizers agree, load the target's."""
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Config, pools: Sequence[DeploymentHandle[Any]], directory: DeploymentHandle[Any] | None = None
+    ) -> None:
+        """Wait for every tier, check that their tokenizers agree, load the target's.
+
+        `directory` is what several ingress replicas share of which pool replica knows which prefix.
+        """
         self._config = config
         infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
         check_tokenizers(config, infos)
@@ -61,15 +65,22 @@ class Ingress:
             eos_ids=target.eos_ids, block_verification=config.speculation.block_verification,
             **config.sampling.model_dump(),
         )
-        self._admission = Admission(config.limits.max_concurrent_requests, config.limits.max_queued_requests)
+        limits = config.limits
+        self._admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, limits.queue_timeout_s)
+        prefixes = LocalPrefixes() if directory is None else SharedPrefixes(directory)
         used = slice(None) if config.speculation.enabled else slice(-1, None)
         self._lookahead = config.speculation.lookahead if config.speculation.enabled else 0
         self._ladder = Ladder(
-            tiers=[RayTier(pool, config.limits.lease_timeout_s) for pool in pools[used]],
+            tiers=[
+                RayTier(
+                    pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes
+                )
+                for pool in pools[used]
+            ],
             windows=[tier.window for tier in config.tiers[used][1:-1]],
             settings=CoordinatorSettings(
                 draft_timeout_s=config.speculation.draft_timeout_s,
-                target_wait_s=config.limits.lease_timeout_s,
+                target_wait_s=limits.lease_timeout_s,
             ),
         )
 
@@ -87,7 +98,7 @@ class Ingress:
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """A completion, piece by piece."""
         try:
-            async with aclosing(while_taken(self._chunks(request), STALL_S)) as stream:
+            async with aclosing(Outflow(self._chunks(request), merged).items()) as stream:
                 async for chunk in stream:
                     yield chunk
         except Exception as error:  # as above
@@ -123,7 +134,7 @@ class Ingress:
         outcome = "cancelled"
         try:
             async with (
-                self._admission.slot(deadline - began),
+                self._admission.slot(),
                 aclosing(self._generated(checked, figures, deadline)) as stream,
             ):
                 async for chunk in stream:
@@ -154,34 +165,10 @@ class Ingress:
                     yield chunk_to_pb(checked.request_id, piece.text, tokens)
                     continue
                 break  # the coordinator knows no text: it is stopped here
-        usage = Usage(len(checked.prompt_ids), text.num_tokens)
-        finish = Finish(FinishReason.STOP, usage, figures.snapshot())
+        found = figures.snapshot()
+        num_cached = found.cached_by_tier.get(len(self._ladder.tiers) - 1, 0)
+        finish = Finish(FinishReason.STOP, Usage(len(checked.prompt_ids), text.num_tokens, num_cached), found)
         yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop))
-
-
-async def while_taken(stream: AsyncGenerator[Item, None], stall_s: float) -> AsyncGenerator[Item, None]:
-    """Items of `stream`, which is closed when its consumer does not come back within `stall_s`.
-
-    A call that is cancelled just while Serve sends an item leaves the generator at its `yield`: nothing is
-    raised there, and what it holds would stay held. Raises TimeoutError if the consumer comes back after all.
-    """
-    loop = asyncio.get_running_loop()
-    closing: list[asyncio.Task[None]] = []
-
-    async def close() -> None:
-        logger.warning("a stream was not read for %.0f s: given up", stall_s)
-        await stream.aclose()
-
-    async with aclosing(stream):
-        async for item in stream:
-            timer = loop.call_later(stall_s, lambda: closing.append(loop.create_task(close())))
-            try:
-                yield item
-            finally:
-                timer.cancel()
-                await asyncio.gather(*closing)
-            if closing:
-                raise TimeoutError(f"the stream was not read for {stall_s:g} s")
 
 
 def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:

@@ -71,8 +71,9 @@ def status_of(error: BaseException) -> Status:
 def set_status(context: StatusContext, error: BaseException) -> Status:
     """Set code, details and retry hint of `error` on `context`; do it *before* raising.
 
-    Serve answers INTERNAL with a traceback for exceptions raised without a code and details. The hint also
-    travels as `grpc-retry-pushback-ms`, which gRPC clients with a retry policy obey.
+    Serve answers INTERNAL with a traceback for exceptions raised without a code and details. The hint is part of
+    the sentence, and is set as `grpc-retry-pushback-ms` too, which gRPC clients with a retry policy obey; the proxy of
+    Serve 2.60 passes on code and details only.
     """
     status = status_of(error)
     context.set_code(status.code)

@@ -79,6 +79,10 @@ def figures_to_pb(figures: SpeculationFigures) -> pb.SpeculationFigures:
         num_degraded_rounds=figures.degraded_steps,
         num_degraded_by_reason=dict(figures.degraded),
         num_lease_moves=figures.lease_moves,
+        model_s=figures.model_s,
+        control_s=figures.control_s,
+        control_round_p50_s=figures.control_round_p50_s,
+        num_cached_prompt_tokens_by_tier=dict(figures.cached_by_tier),
     )
 
 
@@ -87,6 +91,14 @@ def chunk_to_pb(
 ) -> pb.GenerateChunk:
     """One piece of a stream; only the last one has `finish`."""
     return pb.GenerateChunk(text=text, tokens=tokens, finish=finish, request_id=request_id)
+
+
+def merged(chunk: pb.GenerateChunk, later: pb.GenerateChunk) -> pb.GenerateChunk:
+    """`chunk` with everything that came after it."""
+    text = chunk.text + later.text
+    chunk.MergeFrom(later)  # appends the tokens, takes over the finish
+    chunk.text = text
+    return chunk
 
 
 def response_to_pb(request_id: str, chunks: Iterable[pb.GenerateChunk]) -> pb.GenerateResponse:

@@ -16,6 +16,7 @@ from cluster.cli import client, local, models
 from cluster.cli.client import Completion, Options
 from cluster.cli.serve import with_ports
 from cluster.config import load_config
+from cluster.pools import LeaseGrant
 from cluster.rpc import outrider_pb2 as pb
 
 PATIENCE_S = 240.0  # of ordinary requests
@@ -35,8 +36,12 @@ class Pool:
     def stats(self) -> Any:
         return self.handle.stats.remote().result(timeout_s=30)
 
-    def actor(self, within_s: float = REBUILD_S) -> Any:
-        """The actor that takes calls, once there is one, by a lease that is given back at once."""
+    def pid(self) -> int:
+        """Process id of the actor that takes calls."""
+        return int(self.handle.leader_pid.remote().result(timeout_s=30))
+
+    def wait_ready(self, within_s: float = REBUILD_S) -> None:
+        """Until a lease is granted, which is given back at once."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             stream = self.handle.options(stream=True).lease.remote("probe")
@@ -44,8 +49,8 @@ class Pool:
                 first = next(iter(stream))
             finally:
                 stream.cancel()
-            if hasattr(first, "actor"):
-                return first.actor
+            if isinstance(first, LeaseGrant):
+                return
             time.sleep(0.5)
         pytest.fail(f"no lease within {within_s:g} s: {first}")
 

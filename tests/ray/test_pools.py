@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,13 +14,21 @@ import numpy as np
 import pytest
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.drafters.base import Drafter
-from actors.messages import Context, Draft, Origin, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import Context, Draft, Ids, Origin, ReplicaInfo, ReplicaStats, Verdict
+from actors.presence import Presence
 from actors.sampling.params import SamplingParams
 from actors.spec import DrafterSpec, ModelSpec
-from cluster.coordinator.tier import DraftLost, NoReplica, ReplicaLost
+from actors.wire.access import Endpoint
+from actors.wire.codec import decode_verify
+from actors.wire.frames import Kind
+from actors.wire.server import Call, CallServer, completed, node_address
+from cluster.channel import Channel
+from cluster.coordinator.tier import DraftLost, NoReplica, PoolFull, ReplicaLost
 from cluster.groups import PoolSettings
 from cluster.leases import RayLease, RayTier
 from cluster.pools import LeaseGrant, Pool
@@ -44,7 +54,7 @@ class Echo(Drafter):
             future.set_result(Draft(np.full(num_tokens, context.tokens[-1], np.int32)))
         return future
 
-    def close(self, sequence_id: str) -> None:
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         self._open.discard(sequence_id)
 
     def stats(self) -> ReplicaStats:
@@ -59,14 +69,16 @@ def make_echo(spec: ModelSpec, drafter: DrafterSpec) -> Drafter:
 
 
 class Judge:
-    """Accepts everything."""
+    """An actor that accepts everything."""
 
-    async def verify(self, context: Context, *drafts: Draft, want_laws: bool = False) -> Verdict:
+    async def listen(self) -> Endpoint:
+        self._server = CallServer({Kind.VERIFY: self._verify}, Presence(60))
+        return await self._server.listen(node_address())
+
+    def _verify(self, payload: bytes) -> Call:
+        context, drafts, _ = decode_verify(payload)
         tokens = np.concatenate([*(draft.tokens for draft in drafts), np.array([7], np.int32)])
-        return Verdict(tokens, len(tokens) - 1, len(tokens) - 1, Origin.BONUS)
-
-    async def close(self, sequence_id: str) -> None:
-        """Holds nothing."""
+        return Call(context.sequence_id, completed(Verdict(tokens, len(tokens) - 1, len(tokens) - 1, Origin.BONUS)))
 
 
 def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> DeploymentHandle[Any]:
@@ -79,6 +91,10 @@ def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> Deplo
     application = pool.options(
         name=name, max_ongoing_requests=max_ongoing_requests, ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, {"CPU": 0.1}], health_check_period_s=1.0,
+        request_router_config=RequestRouterConfig(
+            request_router_class="cluster.routing:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
+            request_router_kwargs={"capacity": max_sequences},
+        ),
     ).bind(settings)
     return serve.run(application, name=name, route_prefix=None)
 
@@ -140,6 +156,8 @@ async def test_full_replica_says_what_to_change(handle: DeploymentHandle[Any]) -
     held = [await tier.lease(f"s{i}") for i in range(MAX_SEQUENCES)]
     with pytest.raises(NoReplica, match=r"all 2 sequences of \w+ are taken; raise max_sequences"):
         await tier.lease("late")
+    with pytest.raises(PoolFull, match="are taken"):  # the wait for a place has a bound of its own
+        await RayTier(handle, 60.0, full_timeout_s=0.3).lease("late")
     for lease in held:
         await lease.release()
 
@@ -170,11 +188,15 @@ async def test_cancelled_consumer_frees_sequence(handle: DeploymentHandle[Any]) 
     await eventually(freed)
 
 
+async def kill_actor(handle: DeploymentHandle[Any]) -> None:
+    os.kill(await handle.leader_pid.remote(), signal.SIGKILL)
+
+
 async def test_killed_actor_revokes_leases_and_is_replaced_within_seconds(handle: DeploymentHandle[Any]) -> None:
     tier = RayTier(handle, 60.0)
     lease = await tier.lease("s")
     pending = lease.propose(context("s", 1), NEVER)
-    ray.kill(lease._grant.actor)
+    await kill_actor(handle)
     with pytest.raises(ReplicaLost):
         await pending.fetch()
     await eventually(lambda: lease.revoked)
@@ -187,26 +209,59 @@ async def test_killed_actor_revokes_leases_and_is_replaced_within_seconds(handle
     await eventually(num_leases(handle, 0))
 
 
-async def nothing() -> AsyncIterator[None]:
-    if False:
-        yield None
+class Forever:
+    """A lease's stream that says nothing until it breaks."""
+
+    def __init__(self) -> None:
+        self.broken = asyncio.Event()
+
+    def __aiter__(self) -> Forever:
+        return self
+
+    async def __anext__(self) -> None:
+        await self.broken.wait()
+        raise RayActorError
+
+    def cancel(self) -> None:
+        """Nobody listens."""
 
 
 async def test_verify_tells_a_lost_draft_from_a_lost_replica(handle: DeploymentHandle[Any]) -> None:
     judge = ray.remote(Judge).options(num_cpus=0.1).remote()
     info = ReplicaInfo(1, "judge", 10, 10, 1, 1, "")
-    target = RayLease("s", LeaseGrant("judge", judge, info), nothing())
+    endpoint = await judge.listen.remote()
+    channel = await Channel.connect(endpoint)
+    target = RayLease("s", LeaseGrant("judge#1", endpoint, info), Forever(), channel)
     lease = await RayTier(handle, 60.0).lease("s")
     good = lease.propose(context("s", 4), 2)
     assert (await target.verify(context("s", 4), good, want_laws=False)).tokens.tolist() == [4, 4, 7]
-    call = target.verify(context("s", 4), lease.propose(context("s", 4), NEVER), want_laws=False)
-    ray.kill(lease._grant.actor)
+    both = await target.verify(context("s", 4), Draft(np.array([1], np.int32)), good, want_laws=False)
+    assert both.tokens.tolist() == [1, 4, 4, 7]
+    call = asyncio.ensure_future(
+        target.verify(context("s", 4), lease.propose(context("s", 4), NEVER), want_laws=False)
+    )
+    await asyncio.sleep(0)
+    await kill_actor(handle)
     with pytest.raises(DraftLost):
         await call
     assert (await target.verify(context("s", 4), want_laws=False)).tokens.tolist() == [7]
     ray.kill(judge)
-    with pytest.raises(ReplicaLost, match="judge: its actor died"):
+    await eventually(lambda: channel.lost)
+    with pytest.raises(ReplicaLost, match="judge#1: its actor died"):
         await target.verify(context("s", 4), good, want_laws=False)
+    await lease.release()
+
+
+async def test_a_lease_whose_stream_breaks_ends_its_calls(handle: DeploymentHandle[Any]) -> None:
+    """A machine that vanishes says nothing on a connection; Ray learns of it and breaks the stream."""
+    lease = await RayTier(handle, 60.0).lease("s")
+    stream = Forever()
+    twin = RayLease("s", lease._grant, stream, lease._channel)
+    pending = twin.propose(context("s", 1), NEVER)
+    stream.broken.set()
+    with pytest.raises(ReplicaLost, match="its lease ended"):
+        await pending.fetch()
+    assert twin.revoked
     await lease.release()
 
 

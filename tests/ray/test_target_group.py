@@ -15,10 +15,13 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError
 
-from actors.messages import Context, Draft, Origin
+from actors.messages import Context, Draft, Origin, Verdict
 from actors.sampling.params import SamplingParams
 from actors.spec import ModelSpec
 from actors.target import GroupDown, TargetGroup
+from actors.wire.codec import decode_verdict, encode, encode_close, encode_verify
+from actors.wire.frames import Kind
+from cluster.channel import Channel, ChannelLost
 
 pytestmark = pytest.mark.ray
 
@@ -26,7 +29,7 @@ PAGE = 64
 PROMPT = (np.arange(70, dtype=np.int32) * 37 + 11) % 250 + 4
 
 
-def uneven_model(path: Path) -> Path:
+def uneven_model(path: Path, max_context_tokens: int = 512) -> Path:
     """A random Llama with 9 query heads and 3 KV heads (2 + 1 on two ranks) and biases, with a tokenizer."""
     import torch
     import transformers as hf
@@ -35,7 +38,7 @@ def uneven_model(path: Path) -> Path:
 
     config = hf.LlamaConfig(
         hidden_size=144, num_attention_heads=9, num_key_value_heads=3, intermediate_size=208, num_hidden_layers=2,
-        vocab_size=260, max_position_embeddings=512, attention_bias=True, mlp_bias=True, initializer_range=0.1,
+        vocab_size=260, max_position_embeddings=max_context_tokens, attention_bias=True, mlp_bias=True, initializer_range=0.1,
         bos_token_id=None, eos_token_id=0, pad_token_id=None, tie_word_embeddings=True,
     )
     torch.manual_seed(0)
@@ -77,6 +80,11 @@ def with_group(group: TargetGroup, body: Callable[[TargetGroup], Awaitable[None]
             await group.shutdown()
 
     asyncio.run(main())
+
+
+async def verify(channel: Channel, context: Context, *drafts: Draft) -> Verdict:
+    payload = encode_verify(context, [encode(draft) for draft in drafts], want_laws=False)
+    return decode_verdict(await channel.call(Kind.VERIFY, payload))
 
 
 def greedy_ids(model_path: Path, num_tokens: int) -> list[int]:
@@ -150,20 +158,21 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
     truth = greedy_ids(model_path, 4)
 
     async def body(group: TargetGroup) -> None:
-        plain = await group.leader.verify.remote(context_of(PROMPT))
+        channel = await Channel.connect(group.endpoint)
+        plain = await verify(channel, context_of(PROMPT))
         assert plain.error is None
         assert list(plain.tokens) == truth[:1]
         assert plain.last is Origin.PLAIN
         tokens = np.append(PROMPT, plain.tokens).astype(np.int32)
         right = Draft(np.array(truth[1:3], np.int32))
-        verdict = await group.leader.verify.remote(context_of(tokens, round=2), ray.put(right), ray.put(plain))
+        verdict = await verify(channel, context_of(tokens, round=2), right, plain.as_draft())
         # The second piece is a verdict read as a draft; it is wrong here unless the text repeats itself.
         assert list(verdict.tokens[:3]) == truth[1:4]
         assert verdict.num_accepted >= 2
         waiting = group.leader.wait_closed.remote("s")
-        await group.leader.close.remote("s")
+        assert await group.leader.ping.remote()  # by now it waits
+        await channel.call(Kind.CLOSE, encode_close("s", None))
         await asyncio.wait_for(waiting, 5)
-        assert await group.leader.ping.remote()
         assert await group.check()
         assert (await group.leader.stats.remote()).num_sequences == 0
         assert (await group.leader.info.remote()).vocab_size == 260
@@ -173,7 +182,7 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
 
 def test_a_single_rank_needs_no_process_group(ray_env: None, model_path: Path) -> None:
     async def body(group: TargetGroup) -> None:
-        verdict = await group.leader.verify.remote(context_of(PROMPT))
+        verdict = await verify(await Channel.connect(group.endpoint), context_of(PROMPT))
         assert list(verdict.tokens) == greedy_ids(model_path, 1)
 
     with_group(TargetGroup(spec_of(model_path, tensor_parallel_size=1)), body)
@@ -183,7 +192,8 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
     lost: list[int] = []
 
     async def body(group: TargetGroup) -> None:
-        before = await group.leader.verify.remote(context_of(PROMPT))
+        old_channel = await Channel.connect(group.endpoint)
+        before = await verify(old_channel, context_of(PROMPT))
         old_leader = group.leader
         os.kill(await group.ranks[1].pid.remote(), signal.SIGKILL)
         with pytest.raises(ActorDiedError):  # nobody waits for a group that lost a rank
@@ -193,7 +203,9 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
         assert await group.wait_ready(240)
         assert group.generation == 2
         assert group.leader is not old_leader
-        after = await group.leader.verify.remote(context_of(PROMPT))
+        with pytest.raises(ChannelLost):
+            await verify(old_channel, context_of(PROMPT))
+        after = await verify(await Channel.connect(group.endpoint), context_of(PROMPT))
         assert list(after.tokens) == list(before.tokens)
 
     with_group(TargetGroup(spec_of(model_path), on_lost=lost.append), body)
@@ -201,18 +213,19 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
 
 def test_a_stalled_rank_becomes_a_failure_within_the_step_timeout(ray_env: None, model_path: Path) -> None:
     async def body(group: TargetGroup) -> None:
+        channel = await Channel.connect(group.endpoint)
         stalled = await group.ranks[1].pid.remote()
         os.kill(stalled, signal.SIGSTOP)
         try:
-            with pytest.raises(ActorDiedError):
-                await asyncio.wait_for(group.leader.verify.remote(context_of(PROMPT)), 60)
+            with pytest.raises(ChannelLost):
+                await asyncio.wait_for(verify(channel, context_of(PROMPT)), 60)
             async with asyncio.timeout(30):
                 while group.alive():
                     await asyncio.sleep(0.05)
         finally:
             os.kill(stalled, signal.SIGKILL)
         assert await group.wait_ready(240)
-        assert (await group.leader.verify.remote(context_of(PROMPT))).error is None
+        assert (await verify(await Channel.connect(group.endpoint), context_of(PROMPT))).error is None
 
     with_group(TargetGroup(spec_of(model_path, step_timeout_s=8.0)), body)
 

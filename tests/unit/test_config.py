@@ -34,7 +34,7 @@ def load(data: dict[str, Any], **environ: str) -> Config:
 def test_preset_yields_specs_for_draft_and_target() -> None:
     config = load_config("smollm2", environ={})
     draft, target = config.model_specs()
-    assert (draft.weights, draft.dtype, draft.num_threads) == ("int8", "bfloat16", 1)
+    assert (draft.weights, draft.kv_dtype, draft.num_threads) == ("int4", "bfloat16", 2)
     assert draft.tensor_parallel_size == 1
     assert (target.weights, target.tier) == ("fp32", 1)
     drafter = config.drafter_spec()
@@ -91,6 +91,11 @@ def test_bundle_names_gpu_accelerator_and_custom_resources() -> None:
     assert load(data).target.resources.bundle() == {"GPU": 0.5, "accelerator_type:L4": 0.001, "rack": 1}
 
 
+def test_prompts_get_a_quarter_of_a_step_unless_told_otherwise() -> None:
+    assert load(GOOD).model_specs()[1].prefill_rows == 128
+    assert load(edited("tiers.1.prefill_tokens", 32)).model_specs()[1].prefill_rows == 32
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         load(GOOD).server.grpc_port = 1  # type: ignore[misc]
@@ -112,6 +117,8 @@ def test_settings_are_frozen() -> None:
     ("tiers.1.page_tokens", 48, "tiers.1: page_tokens 48 is not a power of two"),
     ("tiers.1.kv_tokens", 100, "tiers.1: kv_tokens 100 is not a multiple of page_tokens; use 128"),
     ("tiers.1.max_context_tokens", 10**6, "tiers.1: max_context_tokens 1000000 exceeds kv_tokens"),
+    ("tiers.1.prefill_tokens", 512, "tiers.1: prefill_tokens 512 leaves no row of max_batch_tokens 512 to decode"),
+    ("tiers.1.max_batch_tokens", 1, "tiers.1.max_batch_tokens: got 1; use"),
     ("tiers.1.device", "cuda", "tiers.1: device cuda without GPUs; set resources.num_gpus"),
     ("tiers.1.device", "tpu", "tiers.1.device: 'tpu' is not allowed"),
     ("tiers.1.resources.num_gpus", 1, "tiers.1: resources.num_gpus is set but device is cpu"),

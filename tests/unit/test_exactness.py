@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,8 +61,10 @@ async def answer(ladder: Ladder, request: GenerationRequest) -> Answer:
 class House:
     """A target, a middle tier and drafters over tiny models; closed and checked after each test."""
 
-    def __init__(self) -> None:
-        self.target = LocalTier(verifier(tiny_runner("llama", kv_tokens=16384), tiny_spec(tier=2, kv_tokens=16384)))
+    def __init__(self, architecture: str = "llama", **path: Any) -> None:
+        """`path`: how the target runs."""
+        runner = tiny_runner(architecture, kv_tokens=16384, **path)
+        self.target = LocalTier(verifier(runner, tiny_spec(tier=2, kv_tokens=16384)))
         near = tiny_runner("llama", weights="int8", kv_tokens=16384)
         self.middle = LocalTier(verifier(near, tiny_spec(tier=1, kv_tokens=16384)))
         near0 = tiny_runner("llama", weights="int8", kv_tokens=16385)  # its own KV tensors
@@ -155,6 +159,34 @@ def test_a_seed_fixes_the_text_whatever_drafts_neighbours_and_k(house: House, te
             assert got[0].ids == plain.ids, (drafter, k)
 
 
+KERNEL_PATHS: list[dict[str, Any]] = [
+    *({"weights": kind} for kind in ("bf16", "int8", "w8a8", "int4")),
+    {"kv_dtype": "int8"},
+    {"kv_dtype": "bfloat16"},
+    {"weights": "int4", "kv_dtype": "int8"},
+    {"num_threads": 3},
+    {"architecture": "gemma3", "weights": "int8"},
+    {"architecture": "gpt2", "weights": "int8"},  # layer by layer
+    *({"weights": kind, "kernels": "portable"} for kind in ("fp32", "int8")),
+]
+
+
+@pytest.mark.parametrize("path", KERNEL_PATHS, ids=lambda path: "-".join(map(str, path.values())))
+def test_every_kernel_keeps_greedy_and_seeded_ids(path: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    house = House(**path)
+    seeded = SamplingParams(temperature=0.9, seed=5)
+    asked = [request(f"r{i}", i, sampling=seeded if i % 2 else SamplingParams()) for i in range(4)]
+    try:
+        plain = [house.ask("plain", one)[0].ids for one in asked]
+        for drafter, k in (("near", 4), ("random", 3), ("three", 16), ("near", 1)):
+            together = house.ask(drafter, *(dataclasses.replace(one, lookahead=k) for one in asked))
+            assert [a.ids for a in together] == plain, (drafter, k)
+            assert sum(a.finish.figures.drafted for a in together) > 0
+    finally:
+        house.close()
+
+
 def test_unseeded_requests_differ(house: House) -> None:
     texts = {
         tuple(a.ids)
@@ -238,17 +270,17 @@ def test_the_law_of_the_second_token_is_the_targets(house: House, drafter: str, 
 
 def poison(tier: LocalTier, after: int) -> Callable[[], None]:
     """Make the tier's runner answer NaN from its `after`-th pass on; returns the cure."""
-    engine = tier.worker.engine  # type: ignore[union-attr]
-    healthy, calls = engine._runner.forward, iter(range(10**9))
+    batch = tier.worker.engine._batch  # type: ignore[union-attr]
+    healthy, calls = batch._runner.forward, iter(range(10**9))
 
     def forward(step: object) -> torch.Tensor:
         logits: torch.Tensor = healthy(step)
         return logits * torch.nan if next(calls) >= after else logits
 
-    engine._runner = type("Sick", (), {"forward": staticmethod(forward), "vocab_size": VOCAB})()
+    batch._runner = type("Sick", (), {"forward": staticmethod(forward), "vocab_size": VOCAB})()
 
     def cure() -> None:
-        engine._runner = type("Cured", (), {"forward": staticmethod(healthy), "vocab_size": VOCAB})()
+        batch._runner = type("Cured", (), {"forward": staticmethod(healthy), "vocab_size": VOCAB})()
 
     return cure
 

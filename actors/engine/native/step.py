@@ -34,4 +34,5 @@ class NativeStep:
         """Scratch that `attend` needs where chunks of few rows are shared out to threads (`src/attention.c`)."""
         if num_threads == 1 or self.args.num_groups * num_kv_heads >= 4 * num_threads or self._num_chunks == 1:
             return 0
-        return self.args.num_rows * num_heads * self._num_chunks * (-(-head_dim // LANES) + 1) * LANES
+        rows: int = self.args.num_rows
+        return rows * num_heads * self._num_chunks * (-(-head_dim // LANES) + 1) * LANES

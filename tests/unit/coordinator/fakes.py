@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.messages import Context, Draft, Origin, Verdict
+from actors.messages import Context, Draft, Ids, Origin, Verdict
 from actors.sampling.params import SamplingParams
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, GenerationRequest, TokenEvent
 from cluster.coordinator.settings import CoordinatorSettings
-from cluster.coordinator.tier import DraftHandle, DraftLost, NoReplica, ReplicaLost
+from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, NoReplica, PoolFull, ReplicaLost
 
 VOCAB = 97
 PROMPT = (5, 11, 2)
@@ -87,13 +87,20 @@ class FakeTier:
     release_raises: bool = False
     last_round: int = 0
     violations: list[str] = field(default_factory=list)  # exceptions below the target are forgiven
+    told: list[tuple[int, ...]] = field(default_factory=list)  # the tokens that came with each search for a lease
+    kept: list[tuple[int, ...]] = field(default_factory=list)  # what each replica may keep when it is given back
 
-    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset()) -> FakeLease:
+    async def lease(
+        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
+    ) -> FakeLease:
+        self.told.append(tuple(tokens.tolist()))
         fault = self.faults("lease")
         self.avoids.append(avoid)
         if fault == "hang":
             await asyncio.sleep(3600)
         free = [i for i in range(self.num_replicas) if f"{self.index}/{i}" not in avoid]
+        if fault == "full":
+            raise PoolFull(f"tier {self.index}")
         if fault == "none" or not free:
             raise NoReplica(f"tier {self.index}")
         self.open += 1
@@ -162,10 +169,13 @@ class FakeLease:
             future.set_result(Draft(empty, prefix_missing=True, error="prefix missing"))
             return FakeHandle(future)
         tokens: list[int] = []
-        for _ in range(num_tokens):
+        for _ in range(0 if fault == "empty" else num_tokens):
             tokens.append(self.tier.model((*prefix, *tokens)))
         self.held = (*prefix, *tokens)  # one more than a real drafter holds: still only a cache
-        future.set_result(Draft(np.array(tokens, np.int32), tier=self.tier.index, seconds=0.001))
+        future.set_result(Draft(
+            np.array(tokens, np.int32), tier=self.tier.index, seconds=0.001, model_seconds=0.0005,
+            num_cached_tokens=2,
+        ))
         return FakeHandle(future)
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
@@ -214,11 +224,15 @@ class FakeLease:
         return Verdict(
             np.array(tokens, np.int32), len(tokens) - 1, len(draft_ids), last, self.tier.index, tiers,
             draft_error=errors[0] if errors else None, draft_seconds=0.001, verify_seconds=0.002,
+            draft_model_seconds=sum(piece.model_seconds for piece in pieces), verify_model_seconds=0.001,
+            num_cached_tokens=1,
         )
 
-    async def release(self) -> None:
+    async def release(self, held: Ids | None = None) -> None:
         if not self.released:
             self.released = True
+            if held is not None:
+                self.tier.kept.append(tuple(held.tolist()))
             self.tier.open -= 1
         if self.tier.release_raises:
             raise RuntimeError("cannot release")

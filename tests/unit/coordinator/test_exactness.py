@@ -64,6 +64,33 @@ def test_only_new_tokens_travel_after_the_first_call() -> None:
     assert all(context.start > 0 for tier in tiers for context in tier.contexts[1:])
 
 
+def test_a_draft_that_has_nothing_to_say_has_read_the_context_all_the_same() -> None:
+    tiers = make_tiers(100)
+    tiers[0].faults = lambda kind: "empty" if kind == "propose" else None
+    ids, finish = run(make_request(20, 4), tiers)
+    assert ids == alone(20)
+    assert [context.start for context in tiers[0].contexts] == [0, *range(3, 21)]
+    assert finish.figures.drafted == 0
+    assert not finish.figures.degraded
+
+
+def test_tiers_are_told_the_prompt_before_and_the_text_after_a_sequence() -> None:
+    tiers = make_tiers(60, 85)
+    ids, _ = run(make_request(20, 4), tiers, (6,))
+    assert all(tier.told == [PROMPT] for tier in tiers)
+    assert all(tier.kept == [(*PROMPT, *ids)] for tier in tiers)
+
+
+def test_figures_part_the_rounds_time_into_model_and_control() -> None:
+    _, finish = run(make_request(50, 4), make_tiers(100))
+    figures = finish.figures
+    assert figures.model_s == pytest.approx(10 * (0.0005 + 0.001))
+    assert figures.control_s >= 0
+    assert 0 <= figures.control_round_p50_s <= figures.control_s
+    assert figures.cached_by_tier == {0: 2, 1: 1}
+    assert finish.usage.num_cached_tokens == 1
+
+
 @pytest.mark.parametrize("percents", [(100,), (70,), (100, 100), (60, 85)])
 @pytest.mark.parametrize("position", range(12))
 def test_a_stop_id_ends_the_text_wherever_it_falls(percents: tuple[int, ...], position: int) -> None:

@@ -126,6 +126,27 @@ def test_no_target_in_time_is_exhaustion() -> None:
     assert failed.value.code is FailureCode.EXHAUSTED
 
 
+def test_full_targets_refuse_a_new_sequence_at_once() -> None:
+    tiers = make_tiers(90)
+    tiers[1].faults = lambda kind: "full" if kind == "lease" else None
+    patient = type(FAST)(target_wait_s=3600)
+    with pytest.raises(GenerationFailed, match="every replica of the target model is full") as failed:
+        run(make_request(N, 4), tiers, settings=patient)
+    assert failed.value.code is FailureCode.EXHAUSTED
+
+
+def test_a_sequence_that_lost_its_target_waits_for_a_place_at_full_ones() -> None:
+    tiers = make_tiers(90)
+    leases = iter(["", "full", "full", ""])
+    tiers[1].faults = lambda kind: (next(leases) or None) if kind == "lease" else None
+    verify = script(verify={2: "die"})
+    plain = tiers[1].faults
+    tiers[1].faults = lambda kind: plain(kind) if kind == "lease" else verify(kind)
+    ids, finish = run(make_request(N, 4), tiers)
+    assert ids == alone(N)
+    assert finish.figures.lease_moves == 1
+
+
 @pytest.mark.parametrize("hang", ["verify", "lease"])
 def test_a_deadline_ends_the_stream_and_frees_everything(hang: str) -> None:
     tiers = make_tiers(90)
@@ -169,7 +190,7 @@ def test_cancelling_at_any_wait_frees_everything(hang_at: str, tier: int) -> Non
 
 
 KINDS = {
-    "lease": ["none"], "propose": ["raise", "lost", "forget", "stall", "die", "revoke", "error"],
+    "lease": ["none"], "propose": ["raise", "lost", "forget", "stall", "die", "revoke", "error", "empty"],
     "verify": ["die", "die_after", "forget", "revoke"],
 }
 

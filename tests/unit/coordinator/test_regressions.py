@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.ingress.deployment import while_taken
+from actors.wire.codec import decode_close
+from actors.wire.frames import Kind
 from cluster.leases import RayLease
 from cluster.pools import LeaseGrant
 
@@ -40,13 +40,15 @@ def test_a_lease_that_its_pool_ended_closes_nothing(ended: bool) -> None:
         closed: list[str] = []
         stream = Stream()
 
-        async def close(sequence_id: str) -> None:
-            closed.append(sequence_id)
+        async def close(kind: Kind, payload: bytes) -> bytes:
+            assert kind is Kind.CLOSE
+            closed.append(decode_close(payload)[0])
             stream.end.set()
+            return b""
 
-        actor: Any = SimpleNamespace(close=SimpleNamespace(remote=close))
-        info: Any = None
-        lease = RayLease("s", LeaseGrant("r", actor, info), stream)
+        channel: Any = SimpleNamespace(call=close)
+        grant: Any = LeaseGrant("r#1", None, None)  # type: ignore[arg-type]  # neither is looked at
+        lease = RayLease("s", grant, stream, channel)
         if ended:
             stream.end.set()
             await asyncio.sleep(0.01)
@@ -55,36 +57,3 @@ def test_a_lease_that_its_pool_ended_closes_nothing(ended: bool) -> None:
         return closed
 
     assert asyncio.run(scenario()) == ([] if ended else ["s"])
-
-
-async def counting(freed: list[bool]) -> AsyncGenerator[int, None]:
-    try:
-        for i in range(3):
-            yield i
-    finally:
-        await asyncio.sleep(0)
-        freed.append(True)
-
-
-def test_a_stream_whose_consumer_never_comes_back_frees_what_it_holds() -> None:
-    async def scenario() -> None:
-        freed: list[bool] = []
-        stream = while_taken(counting(freed), 0.02)
-        assert await anext(stream) == 0
-        async with asyncio.timeout(30):
-            while not freed:
-                await asyncio.sleep(0.01)
-        with pytest.raises(TimeoutError):
-            await anext(stream)
-
-    asyncio.run(scenario())
-
-
-def test_a_stream_that_is_read_is_left_alone() -> None:
-    async def scenario() -> list[int]:
-        freed: list[bool] = []
-        items = [item async for item in while_taken(counting(freed), 600)]
-        assert freed == [True]
-        return items
-
-    assert asyncio.run(scenario()) == [0, 1, 2]

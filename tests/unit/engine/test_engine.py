@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.jobs import ReplicaFull, StaleCall
-from actors.messages import Context, Ids
+from actors.messages import Context, Ids, ReplicaInfo
 from actors.sampling.params import SamplingParams
 from actors.sampling.rows import LogitRows
 from actors.spec import ModelSpec
-from tests.unit.engine.fakes import Decode, Runner, call
+from actors.verifier import Verifier
+from tests.unit.engine.fakes import VOCAB, Decode, Runner, call
 
 Make = Callable[..., tuple[Engine, Runner]]
 
@@ -135,6 +137,30 @@ def test_calls_beyond_what_can_wait_are_refused_at_once_and_closes_are_not(make:
     assert jobs[3].future.result(30) == "done"
     engine.check_integrity()
     assert closed == ["a"]
+
+
+def test_a_refused_verify_call_raises_and_a_refused_proposal_is_an_empty_draft(make: Make) -> None:
+    """The one must go elsewhere, the other can be done without."""
+    engine, runner = make(max_sequences=1)
+    info = ReplicaInfo(1, "x", VOCAB, 1024, 10, 16, "")
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        go_on.wait(60)
+
+    runner.before_step[0] = hold
+    engine.submit(call("a", 4))
+    assert entered.wait(30)
+    context = call("b", 4).context
+    verifier, drafter = Verifier(engine, info, 64), ModelDrafter(engine, info, 64)
+    waiting = [verifier.verify(context, []) for _ in range(2)]
+    with pytest.raises(ReplicaFull):
+        verifier.verify(context, []).result(1)
+    draft = drafter.propose(context, 4).result(1)
+    assert len(draft.tokens) == 0 and draft.error is not None and "add replicas" in draft.error
+    go_on.set()
+    assert waiting[1].result(30).error is None
 
 
 def test_idle_sequences_are_freed_while_others_keep_the_engine_busy(make: Make) -> None:

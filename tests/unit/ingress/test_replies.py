@@ -6,13 +6,14 @@ import pytest
 from actors.messages import Origin, TokenLogprobs
 from cluster.coordinator.request import Finish, FinishReason, SpeculationFigures, TokenEvent, Usage
 from cluster.ingress.errors import DeadlineExceeded
-from cluster.ingress.replies import chunk_to_pb, finish_to_pb, response_to_pb, tokens_to_pb
+from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
 from cluster.rpc import outrider_pb2 as pb
 
 FIGURES = SpeculationFigures(
     rounds=4, committed=10, drafted=9, accepted=6, recovered=1, bonus=2, drafted_at=(3, 3, 3),
     accepted_at=(3, 2, 1), accepted_by_tier={0: 4, 1: 2}, draft_s=0.5, verify_s=1.5, wait_s=0.25,
-    degraded_steps=1, degraded={"tier0:timeout": 1}, lease_moves=2,
+    degraded_steps=1, degraded={"tier0:timeout": 1}, lease_moves=2, model_s=1.0, control_s=1.25,
+    control_round_p50_s=0.125, cached_by_tier={0: 64, 2: 128},
 )
 EVENT = TokenEvent(
     token_ids=np.array([7, 8, 9], np.int32),
@@ -60,6 +61,8 @@ def test_finish_survives_the_wire_with_all_figures() -> None:
     assert (got.num_recovered, got.num_bonus, got.mean_committed_tokens) == (1, 2, 2.5)
     assert (list(got.num_drafted_by_position), list(got.num_accepted_by_position)) == ([3, 3, 3], [3, 2, 1])
     assert (got.draft_s, got.verify_s, got.wait_s) == (0.5, 1.5, 0.25)
+    assert (got.model_s, got.control_s, got.control_round_p50_s) == (1.0, 1.25, 0.125)
+    assert dict(got.num_cached_prompt_tokens_by_tier) == {0: 64, 2: 128}
     assert (got.num_plain_rounds, got.num_degraded_rounds, got.num_lease_moves) == (1, 1, 2)
     assert dict(got.num_accepted_by_tier) == {0: 4, 1: 2}
     assert dict(got.num_degraded_by_reason) == {"tier0:timeout": 1}
@@ -88,3 +91,13 @@ def test_a_response_is_its_streams_chunks_joined() -> None:
     response = response_to_pb("r", chunks)
     assert (response.text, response.request_id, response.finish) == ("ab", "r", end)
     assert [t.id for t in response.tokens] == [7]
+
+
+def test_merged_chunks_say_what_the_chunks_said() -> None:
+    def chunks() -> list[pb.GenerateChunk]:
+        end = finish_to_pb(finish(FinishReason.LENGTH))
+        return [chunk_to_pb("r", "a", tokens_to_pb(EVENT, 1)), chunk_to_pb("r", "b", tokens_to_pb(EVENT), end)]
+
+    one = merged(*chunks())
+    assert response_to_pb("r", [one]) == response_to_pb("r", chunks())
+    assert not merged(chunks()[0], chunk_to_pb("r", "")).HasField("finish")

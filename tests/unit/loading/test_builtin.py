@@ -1,4 +1,4 @@
-"""The built-in model: converted once, whole or not at all."""
+"""The built-in model: found, and converted once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.loading import builtin
+from actors.loading import builtin, gguf
 from actors.loading.builtin import BuiltinModelError, builtin_path, cache_dir, find_gguf
 
 
@@ -36,11 +36,11 @@ def test_an_unknown_builtin_is_refused() -> None:
 def test_racing_callers_convert_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
 
-    def write(gguf: Path, directory: Path) -> None:
+    def write(gguf: Path, directory: Path, title: str) -> None:
         calls.append(directory)
         (directory / "config.json").write_text("{}")
 
-    monkeypatch.setattr(builtin, "_write_checkpoint", write)
+    monkeypatch.setattr(gguf, "_write_checkpoint", write)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(builtin_path())) for _ in range(4)]
     for thread in threads:
@@ -48,17 +48,23 @@ def test_racing_callers_convert_once(own_cache: Path, monkeypatch: pytest.Monkey
     for thread in threads:
         thread.join()
     assert len(calls) == 1 and len(found) == 4 and len(set(found)) == 1
-    assert (found[0] / "config.json").is_file() and found[0].parent == own_cache
+    assert (found[0] / "config.json").is_file() and found[0] == own_cache / "smollm2-135m-instruct-fp32-v1"
+
+
+def test_a_converted_model_needs_no_package(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_cache / builtin.DIRECTORY).mkdir(parents=True)
+    monkeypatch.setattr(builtin, "find_gguf", lambda: pytest.fail("looked for the package"))
+    assert builtin_path() == own_cache / builtin.DIRECTORY
 
 
 def test_a_failed_conversion_leaves_nothing_that_looks_converted(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(gguf: Path, directory: Path) -> None:
+    def write(gguf: Path, directory: Path, title: str) -> None:
         (directory / "config.json").write_text("{}")
         raise OSError("disk full")
 
-    monkeypatch.setattr(builtin, "_write_checkpoint", write)
+    monkeypatch.setattr(gguf, "_write_checkpoint", write)
     with pytest.raises(OSError, match="disk full"):
         builtin_path()
     assert [path.name for path in own_cache.iterdir() if path.is_dir()] == []

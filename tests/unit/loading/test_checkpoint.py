@@ -95,6 +95,7 @@ def hybrid_llama() -> PreTrainedConfig:
         (hybrid_llama(), "llama has linear_attention layers"),
         (T5Config(), "t5 is an encoder-decoder model"),
         (AutoConfig.for_model("deepseek_v3"), "deepseek_v3 caches latents"),
+        (AutoConfig.for_model("gpt_oss"), "gpt_oss has attention sinks"),
         (AutoConfig.for_model("bert"), "bert is not a causal language model"),
         (AutoConfig.for_model("vit"), "vit is not a causal language model"),
     ],
@@ -120,10 +121,10 @@ def test_a_refused_model_is_refused_before_its_weights_are_read(tmp_path: Path) 
 
 
 def test_names_that_lead_nowhere_say_what_to_do(tmp_path: Path, checkpoint: str) -> None:
-    (tmp_path / "weights.gguf").touch()
+    (tmp_path / "weights.bin").touch()
     for model, reason in (
         (str(tmp_path), "has no config.json"),
-        (str(tmp_path / "weights.gguf"), "is a file"),
+        (str(tmp_path / "weights.bin"), "is a file: give the directory of a Hugging Face checkpoint, or a .gguf file"),
         ("./nowhere", "check the path"),
         ("", "name is empty"),
     ):
@@ -137,6 +138,23 @@ def test_a_checkpoint_without_weights_is_called_incomplete(tmp_path: Path) -> No
     TINY.save_pretrained(tmp_path)
     with pytest.raises(ModelNotFound, match="incomplete"):
         load_model(ModelSpec(tier=0, model=str(tmp_path)))
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused_instead_of_filled_with_noise(tmp_path: Path) -> None:
+    model = LlamaForCausalLM(TINY)
+    state = model.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ModelNotFound, match=r"lacks 1 of its weights \(model.layers.1.mlp.up_proj.weight") as refusal:
+        load_model(ModelSpec(tier=0, model=str(tmp_path)))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_tied_output_head_is_not_missing(tmp_path: Path) -> None:
+    config = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": True})
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = load_model(ModelSpec(tier=0, model=str(tmp_path)))
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def test_an_unknown_architecture_or_dtype_is_refused(tmp_path: Path, checkpoint: str) -> None:

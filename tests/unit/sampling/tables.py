@@ -22,7 +22,8 @@ from actors.sampling import verify as verify_module
 from actors.sampling.draw import draw
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import SamplingParams
-from actors.sampling.processors import process
+from actors.sampling.processors import LogWeights, process, weigh
+from actors.sampling.rows import LogitRows
 from actors.sampling.verify import Verified, verify
 
 PROMPT = (0, 1)
@@ -56,25 +57,33 @@ class Table:
 
 @contextmanager
 def remembered_processing() -> Iterator[None]:
-    """Memoises `process` and `truncate`, pure functions, so that tens of thousands of samples take seconds.
+    """Memoises `weigh` and `truncate`, pure functions, so that tens of thousands of samples take seconds.
 
     For requests of one kind at a time: they may differ in seed and entropy alone, which processing ignores.
     """
-    known: dict[tuple[bytes, bytes], torch.Tensor] = {}
+    known: dict[tuple[bytes, bytes], LogWeights] = {}
 
     def remembered(
-        logits: torch.Tensor, params: SamplingParams, history: Sequence[int], num_prompt: int
-    ) -> torch.Tensor:
-        key = (logits.numpy().tobytes(), np.asarray(history, np.int32).tobytes())
+        logits: LogitRows, index: int, params: SamplingParams, history: Sequence[int], num_prompt: int
+    ) -> LogWeights:
+        key = (logits.row(index).tobytes(), np.asarray(history, np.int32).tobytes())
         if key not in known:
-            known[key] = process(logits, params, history, num_prompt)
+            known[key] = weigh(logits, index, params, history, num_prompt)
         return known[key]
 
+    truncated: dict[tuple[int, int], law_tools.SparseLaw] = {}  # by identity: `known` keeps its laws alive
+
+    def truncate(law: LogWeights, support: int) -> law_tools.SparseLaw:
+        key = (id(law), support)
+        if key not in truncated:
+            truncated[key] = law_tools.truncate(law, support)
+        return truncated[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_module, "process", remembered)
-        patch.setattr(draw_module, "process", remembered)
-        patch.setattr(draw_module, "coupled_uniforms", functools.lru_cache(64)(draw_module.coupled_uniforms))
-        patch.setattr(draw_module, "truncate", functools.cache(draw_module.truncate))  # keyed by identity
+        patch.setattr(verify_module, "weigh", remembered)
+        patch.setattr(draw_module, "weigh", remembered)
+        patch.setattr(draw_module, "coupled_words", functools.lru_cache(64)(draw_module.coupled_words))
+        patch.setattr(draw_module, "truncate", truncate)
         yield
 
 
@@ -95,7 +104,7 @@ def propose(
         if deterministic:
             text.append(int(model.logits(text).argmax()))
             continue
-        drawn = draw(model.logits(text), params, text, len(PROMPT), len(text), rng, support)
+        drawn = draw(LogitRows(model.logits(text)[None]), 0, params, text, len(PROMPT), rng, support)
         text.append(drawn.token)
         if drawn.law is not None:
             laws.append(drawn.law)
@@ -110,7 +119,7 @@ def check(
 ) -> Verified:
     rows = model.rows(prefix, [int(token) for token in draft.tokens])
     return verify(
-        draft.tokens, draft.laws, rows, params, np.array(prefix, np.int32), len(PROMPT),
+        draft.tokens, draft.laws, LogitRows(rows), params, np.array(prefix, np.int32), len(PROMPT),
         tier, round_, want_laws, support,
     )
 

@@ -11,7 +11,8 @@ import torch
 from actors.messages import Origin
 from actors.sampling import laws as law_tools
 from actors.sampling.params import SamplingParams
-from actors.sampling.processors import process
+from actors.sampling.processors import weigh
+from actors.sampling.rows import LogitRows
 from actors.sampling.validate import BadDraft, BadLogits
 from actors.sampling.verify import verify
 from tests.unit.sampling.tables import (
@@ -40,7 +41,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 def run(draft: Drafted, logits: torch.Tensor, params: SamplingParams, **how: object):  # type: ignore[no-untyped-def]
     settings = {"tier": 1, "round": 0, "want_laws": False, "law_support": 0, **how}
-    return verify(draft.tokens, draft.laws, logits, params, PROMPT, len(PROMPT), **settings)  # type: ignore[arg-type]
+    return verify(draft.tokens, draft.laws, LogitRows(logits), params, PROMPT, len(PROMPT), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.exactness
@@ -207,7 +208,8 @@ def test_a_middle_tier_returns_the_law_of_each_token(params: SamplingParams, sup
         assert got.laws.num_tokens == len(got.tokens)
         for i, token in enumerate(got.tokens):
             history = [*PROMPT, *got.tokens[:i]]
-            expected = law_tools.truncate(process(middle.logits(history), one, history, len(PROMPT)), support)
+            row = LogitRows(middle.logits(history)[None])
+            expected = law_tools.truncate(weigh(row, 0, one, history, len(PROMPT)), support)
             support_ids, probs = got.laws.at(i)
             assert token in support_ids
             np.testing.assert_array_equal(support_ids, expected[0])

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from actors.engine.gpu import kernels
 from actors.engine.gpu.contract import Geometry, Reduction
 from actors.engine.gpu.launch import COMBINE_PLACES, ROUNDING, TritonKernels, padded
+from actors.engine.gpu.ordered import linear_constants
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 ARCHITECTURES = (80, 90)  # A100, H100
@@ -93,6 +94,16 @@ def kernels_to_compile() -> Iterator[tuple[str, Any, dict[str, Any], Any, dict[s
         )
         written = {**dims, "NUM_KV_HEADS": geometry.num_kv_heads, "PAGE": 64, "INT8": int8}
         yield f"write {name}", kernels.write_kernel, written, types, {"num_warps": 1}
+    for dtype in (torch.bfloat16, torch.float32):
+
+        def ordered(argument: str, dtype: torch.dtype = dtype) -> str:
+            if argument == "divisor":
+                return "fp32"
+            return POINTERS[dtype] if argument in ("out", "inputs", "weight", "bias") else "i32"
+
+        tiles = {**linear_constants(dtype), "HAS_BIAS": True, "DOT": kernels.DTYPES[dtype]}
+        yield f"linear {dtype}", kernels.linear_kernel, tiles, ordered, {"num_warps": 4, "num_stages": 3}
+        yield f"row_sum {dtype}", kernels.row_sum_kernel, {"BLOCK": 4096}, ordered, {"num_warps": 4}
 
 
 def registers(ptx: str) -> dict[str, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ def dense(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     """Attention of query [H, rows, dim] over [KV heads, num_keys, dim] where visible [rows, num_keys]."""
-    mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+    mask = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
     return torch.nn.functional.scaled_dot_product_attention(
         query.float()[None], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
     )[0]
@@ -70,6 +72,9 @@ class PlainKernels:
     def rows_per_item(self, num_rows: int) -> int:
         return self.item_rows
 
+    def model_ops(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def split_keys(self, shape: Shape, longest: int) -> int:
         return 64
 
@@ -79,30 +84,31 @@ class PlainKernels:
     def attend(
         self, layer: LayerKV, query: torch.Tensor, step: StepTensors, scaling: float, window: int | None
     ) -> torch.Tensor:
-        out = torch.full((query.shape[1], query.shape[0], query.shape[2]), torch.nan, dtype=query.dtype)
+        device = query.device
+        out = torch.full((query.shape[1], query.shape[0], query.shape[2]), torch.nan, dtype=query.dtype, device=device)
         shape = step.shape
         items = step.items.view(shape.num_items, NUM_FIELDS).tolist()
         table = step.table.view(shape.num_sequences, shape.num_pages)
         for table_row, committed, start, first, num_rows, num_tail, is_tree, _ in items:
             if num_rows == 0:
                 continue
-            positions = torch.arange(committed)
+            positions = torch.arange(committed, device=device)
             pages = table[table_row][positions // self.page_tokens] if committed else positions
             held = pages.long() * self.page_tokens + positions % self.page_tokens
             rows = step.tail_rows[start : start + num_tail].long()
             slots = torch.cat([held, step.tail_slots[start : start + num_tail].long()])
             keys, values = read(layer, slots)
-            t = torch.arange(num_tail)
+            t = torch.arange(num_tail, device=device)
             for own in range(first, first + num_rows):
                 row = int(rows[own])
                 if is_tree:
-                    words = step.ancestors.view(shape.num_rows, shape.num_words)[row].numpy().view(np.uint8)
-                    tail = torch.from_numpy(np.unpackbits(words, bitorder="little")[:num_tail]).bool()
+                    words = step.ancestors.view(shape.num_rows, shape.num_words)[row].cpu().numpy().view(np.uint8)
+                    tail = torch.from_numpy(np.unpackbits(words, bitorder="little")[:num_tail]).bool().to(device)
                     tail_positions = step.positions[rows].long()
                     position = int(step.positions[row])
                 else:
                     tail, tail_positions, position = t <= own, committed + t, committed + own
-                visible = torch.cat([torch.ones(committed, dtype=torch.bool), tail])
+                visible = torch.cat([torch.ones(committed, dtype=torch.bool, device=device), tail])
                 if window is not None:
                     visible &= torch.cat([positions, tail_positions]) > position - window
                 # The same keys for a row whatever item it is in: so its bits are a function of its text.

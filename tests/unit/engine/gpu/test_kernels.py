@@ -23,11 +23,11 @@ from actors.engine.step import Int32s
 from tests.models import tiny_model, tiny_spec
 from tests.unit.engine.gpu.fakes import FakeGraphs, Pages, random_tree
 from tests.unit.engine.gpu.oracle import PlainKernels
-from tests.unit.engine.gpu.test_tree import lineage
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'outrider[gpu]'")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 PAGE = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -101,8 +101,6 @@ def rows(start: int, end: int) -> Int32s:
 
 def both(bench: Bench, reduction: Reduction, steps: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernels and the oracle give for the last of `steps` (arguments of `Bench.run` after `pages`)."""
-    if DEVICE != "cpu":
-        pytest.skip("the oracle runs on the CPU: see test_device")
     results = []
     for kernels in (bench.triton(reduction), bench.plain(bits=reduction is Reduction.FAST)):
         kv, pages = bench.store(), Pages(bench.num_pages, bench.page, 3)
@@ -227,16 +225,14 @@ def test_a_value_that_is_no_number_stays_none_for_its_text_and_touches_no_other(
 
 @pytest.mark.parametrize("options", [{}, {"int8_kv": True}, {"reduction": Reduction.FAST}], ids=str)
 def test_the_runner_gives_the_same_logits_over_triton_as_over_the_plain_kernels(options: dict[str, Any]) -> None:
-    if DEVICE != "cpu":
-        pytest.skip("covered on the device by test_device")
-    spec = tiny_spec(kv_tokens=512, page_tokens=PAGE)
+    spec = tiny_spec(kv_tokens=512, page_tokens=PAGE, device=DEVICE)
     reduction = options.get("reduction", Reduction.FIXED)
     ids = np.random.default_rng(0).integers(0, 97, 40).astype(np.int32)
     tree = np.array([-1, -1, 0, 0], np.int32)
     outs = []
     for kernels in (TritonKernels([Geometry(4, 2, 16)], PAGE, reduction, 16), PlainKernels(PAGE)):
         runner = GpuRunner(
-            tiny_model("mistral-sliding"), spec, GpuOptions(**{"max_graph_rows": 4, **options}), kernels=kernels,
+            tiny_model("mistral-sliding").to(DEVICE), spec, GpuOptions(**{"max_graph_rows": 4, **options}), kernels=kernels,
             graphs=FakeGraphs(),
         )
         pages = Pages(runner.num_pages, PAGE, 1)

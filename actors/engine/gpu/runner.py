@@ -1,0 +1,224 @@
+"""Runs packed steps of one (shard of a) transformers model on a CUDA device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.engine.gpu import attention
+from actors.engine.gpu.attention import GpuPlan
+from actors.engine.gpu.buckets import Buckets
+from actors.engine.gpu.contract import Kernels, Reduction
+from actors.engine.gpu.graphs import CudaGraphs, Graph, GraphMaker
+from actors.engine.gpu.launch import TritonKernels
+from actors.engine.gpu.store import GpuKV
+from actors.engine.gpu.tensors import Shape, StepTensors, longest_keys
+from actors.engine.gpu.work import Work, committed_tokens, cut
+from actors.engine.step import Int32s, StepInput
+from actors.loading.support import max_context_tokens
+from actors.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Progress = Callable[[int, int], None]  # graphs done, graphs in all
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """How steps run on a device."""
+
+    reduction: Reduction = Reduction.FAST
+    int8_kv: bool = False  # keys and values in 8 bits, one scale per token and head
+    max_graph_rows: int = 64  # steps of up to this many rows are replayed from CUDA graphs; 0: none are
+
+
+_DEFAULTS = GpuOptions()
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """How steps were run: what is not replayed is slower, and must be seen."""
+
+    num_replayed: int = 0
+    num_large: int = 0  # too large for a bucket (prefill): run kernel by kernel
+    num_uncaptured: int = 0  # their bucket's capture had failed: run kernel by kernel
+    num_failed_captures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A bucket's static inputs, and its graph unless the capture failed."""
+
+    tensors: StepTensors
+    graph: Graph | None
+
+
+class GpuRunner:
+    """The `ModelRunner` of a device. Owns the KV tensors; knows nothing of sequences or pages' owners.
+
+    `model` must be on `spec.device` with its linear layers in their final form. Small steps (decode, verify) are
+    padded to a bucket and replayed from a CUDA graph, others run kernel by kernel at their own size.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        options: GpuOptions = _DEFAULTS,
+        kernels: Kernels | None = None,
+        graphs: GraphMaker | None = None,
+    ) -> None:
+        """`kernels` and `graphs` (None: Triton's and CUDA's) are there for tests.
+
+        Raises:
+            UnsupportedAttention: see `attention.probe`.
+            UnorderedSum: the fixed reduction was asked for, and the model adds up values in a way that has none.
+            TritonMissing: Triton is not installed.
+        """
+        self._model = model
+        self._device = spec.device
+        self._name = spec.model
+        self.num_pages = max(1, spec.kv_tokens // spec.page_tokens)
+        attention.register()
+        layers, self.vocab_size = attention.probe(model, spec.device)
+        model.set_attn_implementation(attention.NAME)
+        self._dtype = DTYPES[spec.dtype]
+        self.kv = GpuKV(
+            [(g.num_kv_heads, g.head_dim) for g in layers], self.num_pages, spec.page_tokens,
+            torch.int8 if options.int8_kv else self._dtype, spec.device,
+        )
+        self._kernels = kernels or TritonKernels(
+            layers, spec.page_tokens, options.reduction,
+            torch.cuda.get_device_properties(spec.device).multi_processor_count,
+        )
+        longest = spec.max_context_tokens or max_context_tokens(model.config)
+        max_pages = min(self.num_pages, -(-longest // spec.page_tokens))
+        self._buckets = Buckets(options.max_graph_rows, max_pages)
+        self._graphs: GraphMaker = graphs or CudaGraphs(spec.device)
+        self._captured: dict[Shape, _Captured] = {}
+        most_rows = max(self._buckets.rows, default=0)
+        self._logits = torch.empty(most_rows, self.vocab_size, dtype=self._dtype, device=spec.device)
+        self.counts = StepCounts()
+        self._try_one_row()
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Capture every bucket now rather than at its first step. Tree masks by bits are captured when first met."""
+        shapes = self._buckets.all()
+        started_s = time.monotonic()
+        with self._on_device():
+            for done, shape in enumerate(shapes, 1):
+                self._bucket(shape)
+                if progress is not None:
+                    progress(done, len(shapes))
+                if done % 8 == 0 or done == len(shapes):
+                    log.info(
+                        "%s: %d of %d CUDA graphs, %.1f s", self._name, done, len(shapes), time.monotonic() - started_s
+                    )
+
+    def forward(self, step: StepInput, parents: Int32s | None = None) -> torch.Tensor:
+        """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
+        return self.forward_device(step, parents).float().cpu()
+
+    def forward_device(self, step: StepInput, parents: Int32s | None = None) -> torch.Tensor:
+        """Logits of `step.logit_rows`: [num_logits, vocab_size] on the device, in the model's dtype.
+
+        `parents` [num_rows] marks drafted trees (`tree`); positions are then those along the paths, slots those in
+        row order. After the verdict, `kv.copy_slots` moves the accepted path to where a chain would be.
+
+        Raises:
+            BadTree: parents that describe no tree.
+        """
+        with self._on_device():
+            if len(step.copies):
+                pages = torch.from_numpy(step.copies).long().to(self._device)
+                self.kv.copy_pages(pages[:, 0], pages[:, 1])
+            work, bucket = self._plan(step, parents)
+            rows = torch.from_numpy(step.logit_rows).long().to(self._device)
+            if bucket is not None:
+                captured = self._bucket(bucket)
+                if captured.graph is not None:
+                    self._fill(captured.tensors, step, work)
+                    captured.graph.replay()
+                    self.counts.num_replayed += 1
+                    return self._logits.index_select(0, rows)  # a copy: the next replay overwrites the buffer
+                self.counts.num_uncaptured += 1
+            else:
+                self.counts.num_large += 1
+            tensors = StepTensors(Shape.of(work, len(step.input_ids)), self._device)
+            self._fill(tensors, step, work)
+            logits: torch.Tensor = self._pass(tensors, rows)[0]
+            return logits
+
+    def _try_one_row(self) -> None:
+        """What cannot run shall fail at load, not at the first request."""
+        tensors = StepTensors(Shape(num_rows=1, num_items=1, num_tail=1, num_sequences=1, num_pages=1), self._device)
+        with self._on_device():
+            tensors.clear(self._kernels.split_keys(tensors.shape, 1), self.kv.trash_slot)
+            self._pass(tensors, 0)
+
+    def _plan(self, step: StepInput, parents: Int32s | None) -> tuple[Work, Shape | None]:
+        """The step's work, cut for the bucket that it then fits in (None: it runs at its own size)."""
+        num_rows = len(step.input_ids)
+        committed = int(committed_tokens(step).max(initial=0))
+        roughly = self._buckets.fit(num_rows, -(-committed // self.kv.page_tokens))
+        room = num_rows if roughly is None else roughly.num_rows
+        work = cut(
+            step, self.kv.page_tokens, self._kernels.rows_per_item(room), parents, self._kernels.tree_by_bits
+        )
+        bucket = self._buckets.fit(num_rows, work.table.shape[1], work.num_words)
+        if bucket is not None and not bucket.holds(Shape.of(work, num_rows)):
+            bucket = None  # a tree of many long branches
+        return work, bucket
+
+    def _fill(self, tensors: StepTensors, step: StepInput, work: Work) -> None:
+        split_keys = self._kernels.split_keys(tensors.shape, longest_keys(step))
+        tensors.fill(step, work, split_keys, self.kv.trash_slot)
+
+    def _pass(self, tensors: StepTensors, rows: torch.Tensor | int) -> torch.Tensor:
+        """Logits [1, num_logits, vocab_size] of `rows`, an index tensor or 0 for all."""
+        with torch.inference_mode(), self._kernels.model_ops():
+            logits: torch.Tensor = self._model(
+                input_ids=tensors.input_ids[None],
+                position_ids=tensors.positions[None],
+                use_cache=False,
+                logits_to_keep=rows,
+                plan=GpuPlan(self.kv, self._kernels, tensors),
+            ).logits
+        return logits
+
+    def _bucket(self, shape: Shape) -> _Captured:
+        """The bucket's graph, captured at the first call. A failed capture is reported and not tried again."""
+        if shape in self._captured:
+            return self._captured[shape]
+        tensors = StepTensors(shape, self._device)
+        tensors.clear(self._kernels.split_keys(shape, 1), self.kv.trash_slot)
+        out = self._logits[: shape.num_rows]
+
+        def body() -> None:
+            with torch.inference_mode():
+                out.copy_(self._pass(tensors, 0)[0])
+
+        graph: Graph | None = None
+        try:
+            graph = self._graphs.capture(body)
+        except RuntimeError as error:
+            self.counts.num_failed_captures += 1
+            log.warning(
+                "%s: no CUDA graph for steps of up to %d rows, they run kernel by kernel: %s",
+                self._name, shape.num_rows, error,
+            )
+        self._captured[shape] = _Captured(tensors, graph)
+        return self._captured[shape]
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Triton launches on the current device, which need not be this runner's."""
+        if torch.device(self._device).type == "cuda":
+            return torch.cuda.device(self._device)
+        return contextlib.nullcontext()

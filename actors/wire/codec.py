@@ -1,0 +1,145 @@
+"""Messages as bytes: msgpack of their fields in order, arrays as typed binary. Nothing in it can run code.
+
+Both ends must have the same classes; `SCHEMA` names them, and is compared when a connection opens.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from actors.messages import Context, Draft, Ids, Laws, Origin, TokenLogprobs, Verdict
+from actors.sampling.params import SamplingParams
+
+Message = TypeVar("Message")
+
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8"))
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_WIRE_CLASSES: tuple[type[Any], ...] = (Context, SamplingParams, Draft, Laws, Verdict, TokenLogprobs)
+
+
+def _names(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
+
+
+_FIELDS = {cls: attrgetter(*_names(cls)) for cls in _WIRE_CLASSES}
+SCHEMA = hashlib.blake2b(
+    repr([(cls.__name__, _names(cls)) for cls in _WIRE_CLASSES] + [str(dtype) for dtype in _DTYPES]).encode(),
+    digest_size=8,
+).digest()
+
+
+def encode_propose(context: Context, num_tokens: int) -> bytes:
+    """The payload of a proposal."""
+    return _pack((context, num_tokens))
+
+
+def decode_propose(payload: bytes) -> tuple[Context, int]:
+    """(context, num_tokens)."""
+    context, num_tokens = _unpack(payload)
+    return _context(context), num_tokens
+
+
+def encode_verify(context: Context, drafts: Sequence[bytes], want_laws: bool) -> bytes:
+    """The payload of a verify pass; drafts as `encode` made them, here or in the actor that drafted them."""
+    return _pack((context, want_laws, drafts))
+
+
+def decode_verify(payload: bytes) -> tuple[Context, list[Draft], bool]:
+    """(context, drafts, want_laws)."""
+    context, want_laws, drafts = _unpack(payload)
+    return _context(context), [decode_draft(draft) for draft in drafts], want_laws
+
+
+def encode_close(sequence_id: str, held: Ids | None) -> bytes:
+    """The payload of a close; `held`: the committed tokens, if they are known."""
+    return _pack((sequence_id, held))
+
+
+def decode_close(payload: bytes) -> tuple[str, Ids | None]:
+    """(sequence_id, held)."""
+    sequence_id, held = _unpack(payload)
+    return sequence_id, held
+
+
+def encode(message: Draft | Verdict) -> bytes:
+    """One message. Raises TypeError for an array that is not one-dimensional or of another type than tokens have."""
+    return _pack(message)
+
+
+def decode_draft(payload: bytes) -> Draft:
+    """What `encode` made of a draft; its arrays are read-only."""
+    return _draft(_unpack(payload))
+
+
+def decode_verdict(payload: bytes) -> Verdict:
+    """What `encode` made of a verdict; its arrays are read-only."""
+    return _verdict(_unpack(payload))
+
+
+def _pack(value: object) -> bytes:
+    packed: bytes = msgpack.packb(value, default=_default)
+    return packed
+
+
+def _unpack(payload: bytes) -> Any:
+    return msgpack.unpackb(payload, use_list=False, ext_hook=_array, strict_map_key=False)
+
+
+def _default(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype not in _CODES:
+            raise TypeError(f"an array of shape {value.shape} and type {value.dtype} does not travel")
+        return msgpack.ExtType(_CODES[value.dtype], value.tobytes())
+    if isinstance(value, SamplingParams):
+        return _sampling_bytes(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if (values := _FIELDS.get(type(value))) is None:
+        raise TypeError(f"a {type(value).__name__} does not travel")
+    return values(value)
+
+
+def _array(code: int, data: bytes) -> np.ndarray[Any, Any]:
+    return np.frombuffer(data, _DTYPES[code])
+
+
+# Every call of a sequence carries the same settings: they are encoded, and decoded, once.
+@functools.lru_cache(maxsize=1024)
+def _sampling_bytes(params: SamplingParams) -> bytes:
+    return _pack(_FIELDS[SamplingParams](params))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sampling(packed: bytes) -> SamplingParams:
+    return SamplingParams(*_unpack(packed))
+
+
+def _decoder(cls: type[Message], **parts: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Message]:
+    """Makes a `cls` of its field values; `parts` decode the fields that are no plain value, unless they are None."""
+    nested = [(index, parts[name]) for index, name in enumerate(_names(cls)) if name in parts]
+
+    def decode(values: Sequence[Any]) -> Message:
+        arguments = list(values)
+        for index, part in nested:
+            if arguments[index] is not None:
+                arguments[index] = part(arguments[index])
+        return cls(*arguments)
+
+    return decode
+
+
+_laws = _decoder(Laws)
+_logprobs = _decoder(TokenLogprobs)
+_context = _decoder(Context, sampling=_sampling)
+_draft = _decoder(Draft, laws=_laws)
+_verdict = _decoder(
+    Verdict, last=Origin, laws=_laws, logprobs=lambda tokens: tuple(_logprobs(token) for token in tokens),
+)

@@ -1,0 +1,96 @@
+"""Frames on a connection: a length, a kind, the number of a call, and a payload that only its ends understand."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import cast
+
+MAX_PAYLOAD_BYTES = 256 * 2**20  # whole laws of a long draft over a large vocabulary stay far below
+_HEADER = struct.Struct("<IBQ")
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 0  # each way when a connection opens (`actors.wire.access`)
+    PROPOSE = 1
+    VERIFY = 2
+    CLOSE = 3  # of a sequence
+    RESULT = 4  # of the call with the same number
+    FAILED = 5  # likewise; the payload is one line
+
+
+class BadFrame(Exception):
+    """The other end does not speak this protocol."""
+
+
+class FrameParser:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self, max_payload_bytes: int) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """The frames (kind, call, payload) that are complete with `data`. Raises `BadFrame`."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= _HEADER.size:
+                length, kind, call = _HEADER.unpack_from(buffer, start)
+                if length > self.max_payload_bytes:
+                    raise BadFrame(f"a frame of {length} bytes: at most {self.max_payload_bytes} are taken")
+                end = start + _HEADER.size + length
+                if len(buffer) < end:
+                    return
+                payload = bytes(buffer[start + _HEADER.size : end])
+                start = end
+                yield kind, call, payload
+        finally:
+            del buffer[:start]
+
+
+class FrameProtocol(asyncio.Protocol):
+    """One end of a connection. Frames sent in one tick of the event loop travel as one write."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._parser = FrameParser(MAX_PAYLOAD_BYTES)
+        self._outbox: list[bytes] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the complete frames to `on_frame`; a stream that is none of ours ends the connection."""
+        try:
+            for kind, call, payload in self._parser.feed(data):
+                self.on_frame(kind, call, payload)
+        except BadFrame as error:
+            self.on_bad_frame(error)
+            if self.transport is not None:
+                self.transport.abort()
+
+    def send(self, kind: Kind, call: int, payload: bytes = b"") -> None:
+        """Queue a frame for the end of this tick. No effect once the connection is closed."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(_HEADER.pack(len(payload), kind, call) + payload)
+
+    def _flush(self) -> None:
+        frames, self._outbox = self._outbox, []
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(b"".join(frames))
+
+    def on_frame(self, kind: int, call: int, payload: bytes) -> None:
+        """Take a frame. May raise `BadFrame`."""
+        raise NotImplementedError
+
+    def on_bad_frame(self, error: BadFrame) -> None:
+        """The connection is about to be aborted for this reason."""

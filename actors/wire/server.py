@@ -1,0 +1,176 @@
+"""An actor's end: takes calls off the connections, and sends each answer as soon as it is there.
+
+A call's future is resolved in a worker's own thread (the engine's). Whatever is resolved until the event loop gets
+its turn leaves in one wake-up and, per connection, in one write: the sequences of one step travel together, and none
+waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from actors.presence import Presence
+from actors.wire import access
+from actors.wire.access import Endpoint, Refused
+from actors.wire.codec import encode
+from actors.wire.frames import MAX_PAYLOAD_BYTES, BadFrame, FrameProtocol, Kind
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+HANDSHAKE_BYTES = 256  # larger payloads are taken from callers that have proved who they are
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call under way; its future holds a draft, a verdict or None."""
+
+    sequence_id: str
+    future: Future[Any]
+
+
+Handler = Callable[[bytes], Call]  # of a payload; what it raises fails the call
+
+
+class CallServer:
+    """Serves `handlers` on a port of its own. Lives in the event loop that calls `listen`."""
+
+    def __init__(self, handlers: Mapping[Kind, Handler], presence: Presence) -> None:
+        self.handlers = handlers
+        self.presence = presence
+        self.secret = access.new_secret()
+        self._done: deque[tuple[_Caller, int, Call]] = deque()
+        self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str) -> Endpoint:
+        """Take calls on a free port of `host`, an address of this node."""
+        self._loop = asyncio.get_running_loop()
+        self._server = await self._loop.create_server(
+            lambda: _Caller(self), host, 0, ssl=access.tls(ssl.Purpose.CLIENT_AUTH)
+        )
+        return Endpoint(host, self._server.sockets[0].getsockname()[1], self.secret)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
+        """Run one call. Nothing it does may end the connection of the others."""
+        try:
+            call = self.handlers[kind](payload)
+        except Exception as error:  # a payload that cannot be read, a worker that refuses
+            log.exception("a call could not be started")
+            caller.send(Kind.FAILED, number, _line(error))
+            return
+        self.presence.begin(call.sequence_id)
+        call.future.add_done_callback(lambda _: self._finished(caller, number, call))
+
+    def _finished(self, caller: _Caller, number: int, call: Call) -> None:
+        """In the thread that resolved the future; only the first of a burst wakes the event loop."""
+        self._done.append((caller, number, call))
+        if not self._woken:
+            self._woken = True
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop has ended, and its connections with it
+                return
+
+    def _answer(self) -> None:
+        self._woken = False  # before the queue is read: what comes from here on wakes the loop again
+        while self._done:
+            caller, number, call = self._done.popleft()
+            self.presence.finish(call.sequence_id)
+            try:
+                answer = call.future.result()
+                payload = b"" if answer is None else encode(answer)
+            except Exception as error:  # the call's own failure goes to its caller
+                log.error("a call failed", exc_info=error)
+                caller.send(Kind.FAILED, number, _line(error))
+            else:
+                caller.send(Kind.RESULT, number, payload)
+
+
+class _Caller(FrameProtocol):
+    """One connection: nothing is run for it before it has proved that it knows the secret."""
+
+    def __init__(self, server: CallServer) -> None:
+        super().__init__()
+        self._server = server
+        self._nonce = secrets.token_bytes(access.NONCE_BYTES)
+        self._known = False
+        self._parser.max_payload_bytes = HANDSHAKE_BYTES
+        self._patience = self._loop.call_later(HANDSHAKE_S, self._give_up)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Challenge the caller."""
+        super().connection_made(transport)
+        self.send(Kind.HELLO, 0, access.hello(self._nonce))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The calls under way end by themselves; their sequences when their leases do."""
+        self._patience.cancel()
+
+    def on_frame(self, kind: int, call: int, payload: bytes) -> None:
+        """Start a call, or check the caller's proof first."""
+        if not self._known:
+            self._check(kind, payload)
+        elif kind in self._server.handlers:
+            self._server.start(self, call, Kind(kind), payload)
+        else:
+            self.send(Kind.FAILED, call, f"this actor takes no calls of kind {kind}".encode())
+
+    def on_bad_frame(self, error: BadFrame) -> None:
+        """Tell of it: somebody speaks another protocol to this port."""
+        log.warning("a connection was refused: %s", error)
+
+    def _check(self, kind: int, payload: bytes) -> None:
+        secret = self._server.secret
+        try:
+            if kind != Kind.HELLO:
+                raise Refused("a call came before the caller's proof")
+            challenge = access.challenge_of(payload)
+            answer = payload[len(access.hello(challenge)) :]
+            access.check_proof(secret, b"caller", self._nonce, answer)
+        except Refused as error:
+            raise BadFrame(str(error)) from error
+        self._known = True
+        self._patience.cancel()
+        self._parser.max_payload_bytes = MAX_PAYLOAD_BYTES
+        self.send(Kind.HELLO, 0, access.proof(secret, b"actor", challenge))
+
+    def _give_up(self) -> None:
+        if self.transport is not None:
+            log.warning("a connection was closed: no proof within %.0f s", HANDSHAKE_S)
+            self.transport.abort()
+
+
+def completed(answer: Any) -> Future[Any]:
+    """A future that holds its answer."""
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    return future
+
+
+def node_address() -> str:
+    """Address of the node that this Ray actor runs on."""
+    import ray.util
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def _line(error: Exception) -> bytes:
+    """What a caller may read of a failure: its kind, for messages may quote what a user wrote."""
+    return type(error).__name__.encode()

@@ -1,0 +1,1 @@
+"""Measuring the engine in one process (and in spawned ranks): steps, decoding, speculation, accuracy."""

@@ -1,0 +1,1 @@
+"""The parts of `bench engine`: each measures its variants against each other and adds what it found."""

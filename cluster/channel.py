@@ -1,0 +1,159 @@
+"""A coordinator's end of the wire: one connection per actor, shared by every sequence that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+from typing import Any
+
+from actors.wire import access
+from actors.wire.access import Endpoint
+from actors.wire.frames import BadFrame, FrameProtocol, Kind
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+# A peer whose machine vanished sends no end: the kernel asks after this silence, this often, this many times.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+class ChannelLost(Exception):
+    """The connection to an actor ended or never came about; one line."""
+
+
+class CallFailed(Exception):
+    """The actor could not run a call; the kind of its error."""
+
+
+class Channel(FrameProtocol):
+    """Calls to one actor, any number at once; answers come in any order."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._nonce = secrets.token_bytes(access.NONCE_BYTES)
+        self._challenged = False
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._next = 1
+        self._lost: ChannelLost | None = None
+
+    @classmethod
+    async def connect(cls, endpoint: Endpoint) -> Channel:
+        """An open, mutually authenticated connection. Raises `ChannelLost`."""
+        where = f"{endpoint.host}:{endpoint.port}"
+        context = access.tls(ssl.Purpose.SERVER_AUTH)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                transport, channel = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(endpoint), endpoint.host, endpoint.port, ssl=context
+                )
+                try:
+                    await asyncio.shield(channel._ready)
+                except BaseException:
+                    transport.abort()
+                    raise
+        except (OSError, TimeoutError) as error:
+            raise ChannelLost(
+                f"{where} does not answer ({type(error).__name__}): the ingress must reach the actors' ports"
+            ) from error
+        return channel
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self._lost is not None
+
+    def call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
+        """The answer's payload. Raises `ChannelLost`, or `CallFailed`. Cancelling abandons the call."""
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        if self._lost is not None:
+            answer.set_exception(self._lost)
+            return answer
+        number, self._next = self._next, self._next + 1
+        self._calls[number] = answer
+        self.send(kind, number, payload)
+        return answer
+
+    def close(self) -> None:
+        """End the connection; calls under way end with `ChannelLost`."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Have the kernel watch the peer."""
+        super().connection_made(transport)
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Whatever was asked here will not be answered."""
+        self._fail(ChannelLost("its actor died or cannot be reached"))
+
+    def on_frame(self, kind: int, call: int, payload: bytes) -> None:
+        """An answer, or the actor's part of the introduction."""
+        if kind == Kind.HELLO:
+            self._introduce(payload)
+            return
+        answer = self._calls.pop(call, None)
+        if answer is None or answer.done():
+            return  # abandoned
+        if kind == Kind.RESULT:
+            answer.set_result(payload)
+        else:
+            answer.set_exception(CallFailed(payload.decode(errors="replace")))
+
+    def on_bad_frame(self, error: BadFrame) -> None:
+        """Why the connection is about to end."""
+        logger.error("the connection to an actor ended: %s", error)
+        self._fail(ChannelLost(str(error)))
+
+    def _introduce(self, payload: bytes) -> None:
+        secret = self._endpoint.secret
+        try:
+            if not self._challenged:
+                self._challenged = True
+                answer = access.proof(secret, b"caller", access.challenge_of(payload))
+                self.send(Kind.HELLO, 0, access.hello(self._nonce) + answer)
+                return
+            access.check_proof(secret, b"actor", self._nonce, payload)
+        except access.Refused as error:
+            raise BadFrame(str(error)) from error
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _fail(self, error: ChannelLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        calls, self._calls = self._calls, {}
+        futures: list[asyncio.Future[Any]] = [self._ready, *calls.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: perhaps nobody waits for it any more
+
+
+class Channels:
+    """The open channels of this process, one per actor."""
+
+    def __init__(self) -> None:
+        self._channels: dict[Endpoint, asyncio.Task[Channel]] = {}
+
+    async def open(self, endpoint: Endpoint) -> Channel:
+        """The channel to an actor, connected if need be. Raises `ChannelLost`."""
+        task = self._channels.get(endpoint)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().lost)):
+            self._forget_lost()
+            task = self._channels[endpoint] = asyncio.create_task(Channel.connect(endpoint))
+        return await asyncio.shield(task)  # others may wait for it too
+
+    def _forget_lost(self) -> None:
+        for endpoint, task in list(self._channels.items()):
+            if task.done() and (task.cancelled() or task.exception() or task.result().lost):
+                del self._channels[endpoint]

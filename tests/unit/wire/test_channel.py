@@ -1,0 +1,263 @@
+"""A coordinator's and an actor's end of the wire over a real socket: answers, refusals, losses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.messages import Context, Draft
+from actors.presence import Presence
+from actors.sampling.params import SamplingParams
+from actors.wire import access, codec
+from actors.wire.access import Endpoint
+from actors.wire.codec import decode_draft, decode_propose, encode_propose
+from actors.wire.frames import _HEADER, Kind
+from actors.wire.server import Call, CallServer, completed
+from cluster.channel import CallFailed, Channel, ChannelLost, Channels
+
+CONTEXT = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)
+
+
+class Worker:
+    """Answers proposals when it is told to."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, Future[Draft]]] = []
+        self.presence = Presence(60)
+        self.server = CallServer({Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}, self.presence)
+        self.closed: list[str] = []
+
+    def _propose(self, payload: bytes) -> Call:
+        context, num_tokens = decode_propose(payload)
+        if num_tokens == 0:
+            raise ValueError("a secret that a user wrote")
+        future: Future[Draft] = Future()
+        self.pending.append((num_tokens, future))
+        return Call(context.sequence_id, future)
+
+    def _close(self, payload: bytes) -> Call:
+        self.closed.append(payload.decode())
+        return Call(payload.decode(), completed(None))
+
+    async def has(self, number: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.pending) < number:
+                await asyncio.sleep(0.001)
+
+    def answer(self, index: int) -> None:
+        num_tokens, future = self.pending[index]
+        future.set_result(Draft(np.full(num_tokens, index, np.int32)))
+
+
+def run(body: Callable[[Worker, Endpoint], Awaitable[None]]) -> None:
+    async def main() -> None:
+        worker = Worker()
+        endpoint = await worker.server.listen("127.0.0.1")
+        try:
+            async with asyncio.timeout(60):
+                await body(worker, endpoint)
+        finally:
+            worker.server.close()
+
+    asyncio.run(main())
+
+
+def test_answers_come_as_they_are_ready_whatever_was_asked_first() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, k)) for k in (1, 2, 3)]
+        await worker.has(3)
+        worker.answer(2)
+        assert decode_draft(await calls[2]).tokens.tolist() == [2, 2, 2]
+        assert not calls[0].done()
+        assert not calls[1].done()
+        worker.answer(0)
+        assert decode_draft(await calls[0]).tokens.tolist() == [0]
+        assert await channel.call(Kind.CLOSE, b"s") == b""
+        assert worker.closed == ["s"]
+
+    run(body)
+
+
+def test_calls_of_one_tick_travel_as_one_write_and_answers_of_one_burst_too() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        assert channel.transport is not None
+        writes: list[int] = []
+        write = channel.transport.write
+        channel.transport.write = lambda data: (writes.append(len(data)), write(data))[1]  # type: ignore
+        received: list[int] = []
+        receive = channel.data_received
+        channel.data_received = lambda data: (received.append(len(data)), receive(data))[1]  # type: ignore
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 2)) for _ in range(32)]
+        await worker.has(32)
+        assert len(writes) == 1
+        thread = Thread(target=lambda: [worker.answer(i) for i in range(32)])
+        thread.start()
+        thread.join()  # the event loop had no turn meanwhile
+        await asyncio.gather(*calls)
+        assert len(received) == 1
+
+    run(body)
+
+
+def test_a_call_that_fails_names_its_kind_alone_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        good = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        for payload in (encode_propose(CONTEXT, 0), b"\xc1 no message"):
+            with pytest.raises(CallFailed) as failed:
+                await channel.call(Kind.PROPOSE, payload)
+            assert "secret" not in str(failed.value)
+        with pytest.raises(CallFailed, match="no calls of kind 2"):
+            await channel.call(Kind.VERIFY, b"")
+        late = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 2))
+        await worker.has(2)
+        worker.pending[1][1].set_exception(RuntimeError("broken"))
+        with pytest.raises(CallFailed, match="RuntimeError"):
+            await late
+        worker.answer(0)
+        await good
+
+    caplog.set_level(logging.CRITICAL)
+    run(body)
+
+
+def test_an_abandoned_call_is_no_trouble() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        first = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        await worker.has(1)
+        first.cancel()
+        worker.answer(0)
+        second = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        await worker.has(2)
+        worker.answer(1)
+        assert decode_draft(await second).tokens.tolist() == [1]
+
+    run(body)
+
+
+def test_an_actor_that_dies_ends_every_call_and_every_later_one() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channels = Channels()
+        channel = await channels.open(endpoint)
+        assert await channels.open(endpoint) is channel
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1)) for _ in range(3)]
+        await worker.has(3)
+        worker.server.close()
+        assert channel.transport is not None
+        channel.transport.abort()
+        for call in calls:
+            with pytest.raises(ChannelLost, match="died or cannot be reached"):
+                await call
+        with pytest.raises(ChannelLost):
+            await channel.call(Kind.PROPOSE, b"")
+        with pytest.raises(ChannelLost, match="does not answer"):
+            await channels.open(endpoint)
+
+    run(body)
+
+
+def test_a_caller_without_the_secret_is_refused_before_anything_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        with pytest.raises(ChannelLost):
+            await Channel.connect(Endpoint(endpoint.host, endpoint.port, access.new_secret()))
+        for first in (_HEADER.pack(3, Kind.PROPOSE, 1) + b"abc", b"GET / HTTP/1.1\r\n\r\n" * 30):
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            writer.write(first)
+            await reader.read()  # the challenge, then the end
+            writer.close()
+        assert worker.pending == []
+
+    run(body)
+    assert "does not know this actor's secret" in caplog.text
+    assert "came before the caller's proof" in caplog.text
+
+
+def test_a_port_that_passed_to_another_process_is_not_told_anything() -> None:
+    async def main() -> None:
+        told: list[bytes] = []
+
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            payload = access.hello(b"n" * access.NONCE_BYTES)
+            writer.write(_HEADER.pack(len(payload), Kind.HELLO, 0) + payload)
+            told.append(await reader.read(4096))
+            writer.write(_HEADER.pack(32, Kind.HELLO, 0) + bytes(32))
+            told.append(await reader.read(4096))
+            writer.close()
+
+        server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        secret = access.new_secret()
+        with pytest.raises(ChannelLost, match="does not know this actor's secret"):
+            await Channel.connect(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], secret))
+        server.close()
+        assert secret not in told[0]
+        assert told[1:] in ([b""], [])
+
+    asyncio.run(main())
+
+
+def test_ends_of_different_versions_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = asyncio.create_task(Channel.connect(endpoint))
+        await asyncio.sleep(0)
+        with pytest.raises(ChannelLost, match="one version"):
+            await channel
+
+    hello = access.hello
+    monkeypatch.setattr("actors.wire.server.access.hello", lambda nonce: b"outrider-0 " + codec.SCHEMA + nonce)
+    run(body)
+    assert access.challenge_of(hello(b"x" * access.NONCE_BYTES)) == b"x" * access.NONCE_BYTES
+
+
+def test_a_secret_is_shown_in_no_log() -> None:
+    endpoint = Endpoint("127.0.0.1", 1, b"very secret")
+    assert "secret" not in repr(endpoint)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate for 127.0.0.1 that signs itself, as Ray's own variables name it."""
+    import shutil
+    import subprocess
+
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=outrider",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )
+    for name, value in {
+        "RAY_USE_TLS": "1", "RAY_TLS_SERVER_CERT": str(certificate), "RAY_TLS_SERVER_KEY": str(key),
+        "RAY_TLS_CA_CERT": str(certificate),
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("certificates")
+def test_where_ray_encrypts_so_does_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        assert channel.transport is not None
+        assert channel.transport.get_extra_info("cipher") is not None
+        answer: Any = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        await worker.has(1)
+        worker.answer(0)
+        await answer
+        monkeypatch.setenv("RAY_USE_TLS", "0")
+        with pytest.raises(ChannelLost):
+            await Channel.connect(endpoint)
+
+    run(body)

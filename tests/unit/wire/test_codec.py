@@ -1,0 +1,126 @@
+"""Messages arrive as they were sent, and nothing else gets through."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import Context, Draft, Laws, Origin, TokenLogprobs, Verdict
+from actors.sampling.params import SamplingParams
+from actors.wire import codec
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+finite = st.floats(allow_nan=False)
+line = st.text(max_size=20)
+
+
+def ids(max_size: int = 9) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(int32, max_size=max_size).map(lambda values: np.array(values, np.int32))
+
+
+def probs(max_size: int = 9) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(st.floats(width=32), max_size=max_size).map(lambda values: np.array(values, np.float32))
+
+
+samplings = st.builds(
+    SamplingParams, temperature=finite, top_k=int32, top_p=finite, seed=st.none() | st.integers(0, 2**63 - 1),
+    entropy=st.integers(0, 2**63 - 1), eos_ids=st.lists(int32, max_size=3).map(tuple),
+    logit_bias=st.lists(st.tuples(int32, finite), max_size=3).map(tuple), block_verification=st.booleans(),
+    num_logprobs=st.none() | st.integers(0, 20),
+)
+contexts = st.builds(
+    Context, sequence_id=line, start=int32, tokens=ids(), num_prompt_tokens=int32, num_committed=int32,
+    sampling=samplings, round=int32,
+)
+laws = st.none() | st.builds(Laws, ids=ids(), probs=probs(), cu_len=ids())
+drafts = st.builds(
+    Draft, tokens=ids(), laws=laws, tier=int32, seconds=finite, error=st.none() | line,
+    prefix_missing=st.booleans(), model_seconds=finite,
+)
+verdicts = st.builds(
+    Verdict, tokens=ids(), num_accepted=int32, num_draft=int32, last=st.sampled_from(Origin), tier=int32,
+    draft_tiers=st.lists(int32, max_size=4).map(tuple), laws=laws,
+    logprobs=st.none() | st.lists(
+        st.builds(TokenLogprobs, logprob=finite, top_ids=ids(3), top_logprobs=probs(3)), max_size=3
+    ).map(tuple),
+    draft_seconds=finite, error=st.none() | line, draft_error=st.none() | line,
+)
+
+
+def assert_same(sent: Any, got: Any) -> None:
+    assert type(got) is type(sent)
+    if isinstance(sent, np.ndarray):
+        assert got.dtype == sent.dtype
+        np.testing.assert_array_equal(got, sent)
+    elif hasattr(sent, "__dataclass_fields__"):
+        for field in fields(sent):
+            assert_same(getattr(sent, field.name), getattr(got, field.name))
+    elif isinstance(sent, tuple):
+        assert len(got) == len(sent)
+        for one, other in zip(sent, got, strict=True):
+            assert_same(one, other)
+    else:
+        assert got == sent
+
+
+@given(context=contexts, num_tokens=st.integers(0, 99))
+def test_a_proposal_arrives_as_it_was_sent(context: Context, num_tokens: int) -> None:
+    got, num_got = codec.decode_propose(codec.encode_propose(context, num_tokens))
+    assert_same(context, got)
+    assert num_got == num_tokens
+
+
+@given(context=contexts, sent=st.lists(drafts, max_size=3), want_laws=st.booleans())
+def test_a_verify_pass_arrives_with_drafts_that_were_passed_on_unread(
+    context: Context, sent: list[Draft], want_laws: bool
+) -> None:
+    payload = codec.encode_verify(context, [codec.encode(draft) for draft in sent], want_laws)
+    got, drafts_got, wanted = codec.decode_verify(payload)
+    assert_same(context, got)
+    assert wanted is want_laws
+    for one, other in zip(sent, drafts_got, strict=True):
+        assert_same(one, other)
+
+
+@given(sequence_id=line, held=st.none() | ids())
+def test_a_close_tells_what_the_sequence_came_to(sequence_id: str, held: np.ndarray | None) -> None:
+    got, held_got = codec.decode_close(codec.encode_close(sequence_id, held))
+    assert got == sequence_id
+    assert_same(held, held_got)
+
+
+@given(verdict=verdicts)
+def test_a_verdict_arrives_as_it_was_sent(verdict: Verdict) -> None:
+    assert_same(verdict, codec.decode_verdict(codec.encode(verdict)))
+
+
+def test_numbers_of_numpy_arrive_as_plain_ones() -> None:
+    verdict = Verdict(np.array([1], np.int32), np.int64(0), np.int32(3), Origin.PLAIN, draft_seconds=np.float32(0.5))
+    got = codec.decode_verdict(codec.encode(verdict))
+    assert (got.num_accepted, got.num_draft, got.draft_seconds) == (0, 3, 0.5)
+    assert type(got.num_draft) is int
+
+
+@pytest.mark.parametrize(
+    "tokens", [np.zeros((2, 2), np.int32), np.zeros(2, np.float16), np.zeros(2, object), {1, 2}],
+    ids=["matrix", "half", "objects", "set"],
+)
+def test_what_is_no_message_does_not_travel(tokens: Any) -> None:
+    with pytest.raises(TypeError, match="does not travel"):
+        codec.encode(Draft(tokens))
+
+
+def test_settings_are_encoded_once_for_all_calls_of_a_sequence() -> None:
+    sampling = SamplingParams(seed=991)
+    codec._sampling_bytes.cache_clear()
+    codec._sampling.cache_clear()
+    for round in range(5):
+        context = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, sampling, round)
+        codec.decode_propose(codec.encode_propose(context, 4))
+    assert codec._sampling_bytes.cache_info().misses == 1
+    assert codec._sampling.cache_info().misses == 1
