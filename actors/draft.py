@@ -43,7 +43,8 @@ class DraftActor:
         self._kind = drafter_spec.kind
         self._drafter = load_factory(factory)(model_spec, drafter_spec)
         self._presence = Presence(model_spec.idle_timeout_s)
-        self._server = CallServer({Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}, self._presence)
+        handlers = {Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}
+        self._server = CallServer(handlers, self._presence, self._drafter.between_steps)
 
     async def listen(self) -> Endpoint:
         """Take proposals on a port of this node."""

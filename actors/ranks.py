@@ -58,7 +58,8 @@ class RankWorker:
         self._verifier: Verifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence = Presence(spec.idle_timeout_s)
-        self._server = CallServer({Kind.VERIFY: self._verify, Kind.CLOSE: self._close}, self._presence)
+        handlers = {Kind.VERIFY: self._verify, Kind.CLOSE: self._close}
+        self._server = CallServer(handlers, self._presence, lambda act: self._leader().between_steps(act))
 
     async def locate(self) -> str:
         """Address of the node that this rank runs on."""

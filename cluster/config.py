@@ -86,7 +86,9 @@ class TierConfig(_Section):
     """One model of the ladder; the last tier is the target, and decides every token."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="short name, for logs and metrics")
-    model: str | None = Field(None, min_length=1, description="directory, GGUF file, hub id or builtin:smollm2")
+    model: str | None = Field(
+        None, min_length=1, description="directory, GGUF file, hub id, builtin:smollm2, or random:SHAPE",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="activations and KV; the fused CPU pass keeps activations in float32 anyway",
     )

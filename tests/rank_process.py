@@ -22,10 +22,10 @@ CHUNKS = (1, 7, 50)
 
 
 def model() -> tf.PreTrainedModel:
-    """Three KV heads, so two ranks hold 2 + 1; biases on both sides of every sum."""
+    """Three KV heads, so two ranks hold 2 + 1; biases on both sides of every sum; a head larger than a sum's memory."""
     torch.manual_seed(5)
     config = tf.LlamaConfig(
-        vocab_size=97, hidden_size=96, intermediate_size=192, num_hidden_layers=2, num_attention_heads=6,
+        vocab_size=1009, hidden_size=96, intermediate_size=192, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=3, max_position_embeddings=512, attention_bias=True, mlp_bias=True,
     )
     made = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from actors.messages import Context, Draft, Ids, ReplicaStats
@@ -25,6 +26,10 @@ class Drafter(abc.ABC):
 
         `truth`, all its committed tokens, says what a later prompt may find again.
         """
+
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Run `act` when what answers several proposals at once has answered them all: at once, by default."""
+        act()
 
     @abc.abstractmethod
     def stats(self) -> ReplicaStats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.engine.engine import Engine
 from actors.messages import Ids, ReplicaInfo, ReplicaStats
 
@@ -16,6 +18,10 @@ class EngineBacked:
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Forget a sequence and free its pages; unknown ids are ignored. `truth`: see `Engine.close`."""
         self.engine.close(sequence_id, truth)
+
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Run `act` as soon as no step is under way."""
+        self.engine.between_steps(act)
 
     def stats(self) -> ReplicaStats:
         """Current counters."""

@@ -158,10 +158,15 @@ class BroadcastRunner:
         """Rows of the output head."""
         return self._local.vocab_size
 
+    @property
+    def shares_head(self) -> bool:
+        """See `ModelRunner`."""
+        return self._local.shares_head
+
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
-        # Only rank 0 reads logits: the others skip the output head, which is whole on every rank.
-        told = dataclasses.replace(step, logit_rows=step.logit_rows[:0])
+        # Only rank 0 reads logits: unless the ranks share the output head, the others skip it.
+        told = step if self._local.shares_head else dataclasses.replace(step, logit_rows=step.logit_rows[:0])
         with self._lock, self._watchdog.guard("a tensor-parallel step"):
             if self._stopped.is_set():
                 raise RuntimeError("the tensor-parallel group has been stopped")

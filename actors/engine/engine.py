@@ -69,6 +69,12 @@ class Engine:
         """
         self._commands.put(partial(self._batch.close, sequence_id, truth))
 
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Run `act` in the engine's thread as soon as no step is under way: what a step resolved is complete then."""
+        self._commands.put(act)
+        if self._ended:
+            self._drain_commands(None)
+
     def check_integrity(self) -> None:
         """Raise if pages leaked; runs in the engine's thread between steps."""
         done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()

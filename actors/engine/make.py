@@ -37,7 +37,7 @@ def make_runner(model: Any, spec: ModelSpec) -> ModelRunner:
 def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:
     from actors.engine.native.anatomy import NotFusable, check_fusable
     from actors.engine.native.exchange import open_exchange
-    from actors.engine.native.fused import FusedRunner
+    from actors.engine.native.fused import FusedRunner, exchange_capacity
 
     try:
         check_fusable(model)
@@ -46,8 +46,9 @@ def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:
         return None
     exchange = None
     if spec.tensor_parallel_size > 1:
-        capacity = spec.max_batch_tokens * int(model.config.get_text_config().hidden_size)
-        exchange = open_exchange(dist.get_rank(), spec.tensor_parallel_size, capacity, spec.step_timeout_s)
+        exchange = open_exchange(
+            dist.get_rank(), spec.tensor_parallel_size, exchange_capacity(model, spec), spec.step_timeout_s
+        )
         if exchange is None:  # ranks on several machines
             return None
     return FusedRunner(model, spec, exchange)

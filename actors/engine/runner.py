@@ -46,6 +46,8 @@ class LocalRunner:
     `model` must have its linear layers replaced already (`actors.engine.linear`, or the sharded ones).
     """
 
+    shares_head = False  # whole on every rank
+
     def __init__(self, model: Any, spec: ModelSpec) -> None:
         config = model.config.get_text_config()
         if getattr(config, "attn_logit_softcapping", None):

@@ -55,6 +55,11 @@ class ModelRunner(Protocol):
         """Rows of the output head."""
         ...
 
+    @property
+    def shares_head(self) -> bool:
+        """Whether every tensor-parallel rank works on the logits, and so must know which rows are wanted."""
+        ...
+
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
         ...

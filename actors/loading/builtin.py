@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
-from actors.loading.errors import UnsupportedModel
+from actors.loading.errors import ModelNotFound, UnsupportedModel
 from actors.loading.gguf import CONVERSION, cache_dir, converted
 
 __all__ = ["DIRECTORY", "BuiltinModelError", "builtin_path", "cache_dir", "find_gguf", "is_builtin"]
@@ -43,7 +43,7 @@ def builtin_path(model: str = "builtin:smollm2") -> Path:
         return directory
     try:
         return converted(find_gguf(), directory, model)
-    except UnsupportedModel as error:
+    except (ModelNotFound, UnsupportedModel) as error:
         raise BuiltinModelError(str(error)) from error
 
 

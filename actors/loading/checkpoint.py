@@ -106,6 +106,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
             model = random_model(spec.model, dtype, spec.device)
         elif settings is not None:
             model = quantised.load(spec.model, source, config, settings, dtype)
+            model.generation_config = load_generation_config(spec.model) or model.generation_config
         else:
             model = load_complete(spec.model, source, config=config, dtype=dtype)
     except OSError as error:

@@ -1,5 +1,5 @@
 """De-quantising with the package that made the checkpoint: torchao, compressed-tensors, and transformers itself
-for fine-grained fp8. Each function returns every tensor of the model in fp32 or as stored.
+for fine-grained fp8. Each function returns every tensor of the model, de-quantised in fp32 and rounded once.
 
 The packages are imported late: they are an extra (`pip install 'outrider[quantised]'`).
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from transformers import FineGrainedFP8Config
 
 from actors.loading.errors import UnsupportedModel
@@ -27,6 +28,7 @@ class Quantised(NamedTuple):
     source: Path | str
     config: PreTrainedConfig  # with its marks
     settings: Mapping[str, Any]  # its quantization_config
+    dtype: torch.dtype  # wanted
 
 
 class Plain(NamedTuple):
@@ -44,7 +46,7 @@ def fine_grained_fp8(checkpoint: Quantised) -> Plain:
 def torchao(checkpoint: Quantised) -> Plain:
     """Weights that know how to de-quantise themselves (int8, int4 of the intx kind, fp8) and plain int4."""
     tensors = _load(checkpoint).state_dict()
-    return Plain({name: _torchao_values(checkpoint, tensor) for name, tensor in tensors.items()})
+    return Plain({name: _torchao_values(checkpoint, tensor).to(checkpoint.dtype) for name, tensor in tensors.items()})
 
 
 def _torchao_values(checkpoint: Quantised, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,8 +99,8 @@ def compressed_tensors(checkpoint: Quantised) -> Plain:
         raise UnsupportedModel(f"{checkpoint.model}: compressed-tensors transforms and sparsity are not supported")
     try:
         settings = QuantizationConfig.model_validate(dict(checkpoint.settings))
-    except ValueError as error:
-        reason = str(error).strip().splitlines()[-2:][0].strip()
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
         raise UnsupportedModel(f"{checkpoint.model}: compressed-tensors refuses its settings: {reason}") from error
     stored = StoredTensors(checkpoint.model, checkpoint.source)
     extras = {*QuantizationMetadata.all_qparam_names(), "weight_packed", "weight_shape"}
@@ -110,7 +112,7 @@ def compressed_tensors(checkpoint: Quantised) -> Plain:
         names = [name for name in ("weight", *extras) if f"{module}.{name}" in stored]
         parts = {name: _widened(stored[f"{module}.{name}"]) for name in names}
         decompressed = BaseCompressor.get_value_from_registry(layout.value).decompress(parts, scheme)
-        tensors[f"{module}.weight"] = decompressed["weight"]
+        tensors[f"{module}.weight"] = decompressed["weight"].to(checkpoint.dtype)
     linears = frozenset(tensors)
     for name in stored:
         if name not in linears and name.rpartition(".")[2] not in extras:
@@ -138,6 +140,6 @@ def _load(checkpoint: Quantised, loading: Any = None) -> PreTrainedModel:
     """transformers' own quantised model, on the CPU. Raises ModelNotFound if a weight is missing."""
     options = {} if loading is None else {"quantization_config": loading}
     return load_complete(
-        checkpoint.model, checkpoint.source, config=checkpoint.config, dtype=torch.float32, device_map={"": "cpu"},
-        **options,
+        checkpoint.model, checkpoint.source, config=checkpoint.config, dtype=checkpoint.dtype,
+        device_map={"": "cpu"}, **options,
     )

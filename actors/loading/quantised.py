@@ -94,10 +94,10 @@ def load(
     if _rounds_activations(method, settings):
         log.warning("%s: engines that round activations, as its configuration asks for, give other texts; here only "
                     "the weights are rounded", model)
-    checkpoint = Quantised(model, source, config, settings)
+    checkpoint = Quantised(model, source, config, settings, dtype)
     try:
         plain = form.read(checkpoint)
-    except (UnsupportedModel, ModelNotFound):
+    except (UnsupportedModel, ModelNotFound, OSError):
         raise
     except (ImportError, RuntimeError, ValueError, KeyError, AttributeError, AssertionError) as error:
         # Packages fail in many ways on files that they do not know; the user gets one line all the same.
@@ -132,7 +132,7 @@ def _parts(weight: PartReader, names: tuple[str, ...]) -> Callable[[Quantised], 
                 raise DamagedParts(f"{checkpoint.model}: {layer}: {error}; download or quantise it again") from error
             except UnsupportedModel as error:
                 raise UnsupportedModel(f"{checkpoint.model}: {error}") from error
-            tensors[f"{layer}.weight"] = values
+            tensors[f"{layer}.weight"] = values.to(checkpoint.dtype)
             used.update(present.values())
         scaled = [name for name in stored if name.endswith(".act.scales")]
         if scaled:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from actors.loading.errors import UnsupportedModel
 
-ROLLBACK_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+ROLLBACK_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 RECURRENT_FAMILIES = (
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
     "lfm2", "mamba", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next", "recurrent_gemma", "rwkv",

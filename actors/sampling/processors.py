@@ -36,7 +36,7 @@ class LogWeights:
     logs: Floats32  # [m]; -Inf (a masked token) only where `ids` is None
 
     def probabilities(self) -> Floats:
-        """Normalised probabilities, [m]."""
+        """Normalised probabilities, [m]; 0 for what is 1e-45 times as likely as the best, or less."""
         weights = np.exp(self.logs)
         normal: Floats = np.divide(weights, weights.sum(dtype=np.float64), dtype=np.float64)
         return normal

@@ -1,8 +1,8 @@
 """An actor's end: takes calls off the connections, and sends each answer as soon as it is there.
 
-A call's future is resolved in a worker's own thread (the engine's). Whatever is resolved until the event loop gets
-its turn leaves in one wake-up and, per connection, in one write: the sequences of one step travel together, and none
-waits for another.
+A call's future is resolved in a worker's own thread (the engine's). What one step resolves leaves when the step has
+ended, in one wake-up of the event loop and, per connection, in one write. So sequences that were computed together stay
+together: answered one by one, they would come back one by one, and each would be a step of its own.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ class Call:
 
 
 Handler = Callable[[bytes], Call]  # of a payload; what it raises fails the call
+Defer = Callable[[Callable[[], None]], None]  # runs an act when the worker has no step under way
 
 
 class CallServer:
     """Serves `handlers` on a port of its own. Lives in the event loop that calls `listen`."""
 
-    def __init__(self, handlers: Mapping[Kind, Handler], presence: Presence) -> None:
+    def __init__(
+        self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer = lambda act: act()
+    ) -> None:
         self.handlers = handlers
         self.presence = presence
+        self._defer = defer
         self.secret = access.new_secret()
         self._done: deque[tuple[_Caller, int, Call]] = deque()
         self._woken = False
@@ -74,32 +78,40 @@ class CallServer:
             caller.send(Kind.FAILED, number, _line(error))
             return
         self.presence.begin(call.sequence_id)
-        call.future.add_done_callback(lambda _: self._finished(caller, number, call))
+        if call.future.done():  # it needed no step
+            self._reply(caller, number, call)
+        else:
+            call.future.add_done_callback(lambda _: self._finished(caller, number, call))
 
     def _finished(self, caller: _Caller, number: int, call: Call) -> None:
         """In the thread that resolved the future; only the first of a burst wakes the event loop."""
         self._done.append((caller, number, call))
         if not self._woken:
             self._woken = True
-            assert self._loop is not None
-            try:
-                self._loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # the loop has ended, and its connections with it
-                return
+            self._defer(self._wake)
+
+    def _wake(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # the loop has ended, and its connections with it
+            return
 
     def _answer(self) -> None:
         self._woken = False  # before the queue is read: what comes from here on wakes the loop again
         while self._done:
-            caller, number, call = self._done.popleft()
-            self.presence.finish(call.sequence_id)
-            try:
-                answer = call.future.result()
-                payload = b"" if answer is None else encode(answer)
-            except Exception as error:  # the call's own failure goes to its caller
-                log.error("a call failed", exc_info=error)
-                caller.send(Kind.FAILED, number, _line(error))
-            else:
-                caller.send(Kind.RESULT, number, payload)
+            self._reply(*self._done.popleft())
+
+    def _reply(self, caller: _Caller, number: int, call: Call) -> None:
+        self.presence.finish(call.sequence_id)
+        try:
+            answer = call.future.result()
+            payload = b"" if answer is None else encode(answer)
+        except Exception as error:  # the call's own failure goes to its caller
+            log.error("a call failed", exc_info=error)
+            caller.send(Kind.FAILED, number, _line(error))
+        else:
+            caller.send(Kind.RESULT, number, payload)
 
 
 class _Caller(FrameProtocol):

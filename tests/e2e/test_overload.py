@@ -75,13 +75,15 @@ class Streams:
 def refused(service: Service, count: int) -> list[grpc.RpcError]:
     """`count` requests at once, all of which are refused."""
 
+    def stream(message: pb.GenerateRequest) -> None:
+        list(service.stub.GenerateStream(message, timeout=PATIENCE_S))
+
+    def whole(message: pb.GenerateRequest) -> None:
+        service.stub.Generate(message, timeout=PATIENCE_S)
+
     def ask(unary: bool) -> grpc.RpcError:
-        message = client.request(PROMPT, LONG, chat=False)
         with pytest.raises(grpc.RpcError) as raised:
-            if unary:
-                service.stub.Generate(message, timeout=PATIENCE_S)
-            else:
-                list(service.stub.GenerateStream(message, timeout=PATIENCE_S))
+            (whole if unary else stream)(client.request(PROMPT, LONG, chat=False))
         return raised.value
 
     with ThreadPoolExecutor(count) as threads:

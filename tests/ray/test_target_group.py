@@ -38,8 +38,8 @@ def uneven_model(path: Path, max_context_tokens: int = 512) -> Path:
 
     config = hf.LlamaConfig(
         hidden_size=144, num_attention_heads=9, num_key_value_heads=3, intermediate_size=208, num_hidden_layers=2,
-        vocab_size=260, max_position_embeddings=max_context_tokens, attention_bias=True, mlp_bias=True, initializer_range=0.1,
-        bos_token_id=None, eos_token_id=0, pad_token_id=None, tie_word_embeddings=True,
+        vocab_size=260, max_position_embeddings=max_context_tokens, attention_bias=True, mlp_bias=True,
+        initializer_range=0.1, bos_token_id=None, eos_token_id=0, pad_token_id=None, tie_word_embeddings=True,
     )
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayError
 
 from cluster.prefixes import ANSWER_S, BLOCK_TOKENS, LocalPrefixes, PrefixIndex, SharedPrefixes, digests
+
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def text(*blocks: int, rest: int = 0) -> np.ndarray:
@@ -19,6 +21,7 @@ def text(*blocks: int, rest: int = 0) -> np.ndarray:
     return np.concatenate([*(np.full(BLOCK_TOKENS, block, np.int32) for block in blocks), np.zeros(rest, np.int32)])
 
 
+@relaxed
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6), st.integers(0, 31))
 def test_names_are_equal_exactly_as_far_as_the_texts_are(one: list[int], other: list[int], rest: int) -> None:
     common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

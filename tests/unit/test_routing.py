@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.routing import PREFIX_WORTH, Candidate, Preference, rank
 
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CAPACITY = 16
 
 
@@ -40,6 +41,7 @@ def test_full_and_avoided_replicas_are_the_last_resort() -> None:
 loads = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, CAPACITY + 3))
 
 
+@relaxed
 @given(loads=loads, shares=st.dictionaries(st.sampled_from("abcdefx"), st.floats(0, 1)),
        avoid=st.frozensets(st.sampled_from("abcdefx")))
 def test_every_replica_is_named_once_and_unknown_ones_never(
@@ -51,6 +53,7 @@ def test_every_replica_is_named_once_and_unknown_ones_never(
     assert all(groups)
 
 
+@relaxed
 @given(loads=loads, shares=st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1)))
 def test_more_load_never_improves_a_replicas_place(loads: dict[str, int], shares: dict[str, float]) -> None:
     def place(loads: dict[str, int], tag: str) -> int:

@@ -32,11 +32,11 @@ class UnorderedSum(ValueError):
     """The model adds up values in a way whose order is not fixed."""
 
 
-class FixedOrder(TorchDispatchMode):
+class FixedOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, sums of models that run in this thread have one order. Kernels: the module of Triton kernels."""
 
     def __init__(self, kernels: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kernels = kernels
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,6 +27,7 @@ from actors.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {**DTYPES, "int8": torch.int8}  # 8 bits: one scale per token and head
 Progress = Callable[[int, int], None]  # graphs done, graphs in all
 
 
@@ -35,7 +36,6 @@ class GpuOptions:
     """How steps run on a device."""
 
     reduction: Reduction = Reduction.FAST
-    int8_kv: bool = False  # keys and values in 8 bits, one scale per token and head
     max_graph_rows: int = 64  # steps of up to this many rows are replayed from CUDA graphs; 0: none are
 
 
@@ -67,6 +67,8 @@ class GpuRunner:
     padded to a bucket and replayed from a CUDA graph, others run kernel by kernel at their own size.
     """
 
+    shares_head = False  # whole on every rank
+
     def __init__(
         self,
         model: Any,
@@ -85,14 +87,13 @@ class GpuRunner:
         self._model = model
         self._device = spec.device
         self._name = spec.model
-        self.num_pages = max(1, spec.kv_tokens // spec.page_tokens)
+        self.num_pages = spec.num_pages
         attention.register()
         layers, self.vocab_size = attention.probe(model, spec.device)
         model.set_attn_implementation(attention.NAME)
-        self._dtype = DTYPES[spec.dtype]
         self.kv = GpuKV(
             [(g.num_kv_heads, g.head_dim) for g in layers], self.num_pages, spec.page_tokens,
-            torch.int8 if options.int8_kv else self._dtype, spec.device,
+            KV_DTYPES[spec.kv_kind], spec.device,
         )
         self._kernels = kernels or TritonKernels(
             layers, spec.page_tokens, options.reduction,
@@ -104,7 +105,7 @@ class GpuRunner:
         self._graphs: GraphMaker = graphs or CudaGraphs(spec.device)
         self._captured: dict[Shape, _Captured] = {}
         most_rows = max(self._buckets.rows, default=0)
-        self._logits = torch.empty(most_rows, self.vocab_size, dtype=self._dtype, device=spec.device)
+        self._logits = torch.empty(most_rows, self.vocab_size, dtype=DTYPES[spec.dtype], device=spec.device)
         self.counts = StepCounts()
         self._try_one_row()
 

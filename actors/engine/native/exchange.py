@@ -17,6 +17,7 @@ class Exchange:
 
     def __init__(self, rank: int, num_ranks: int, capacity: int, timeout_s: float, memory: mmap.mmap) -> None:
         self._memory = memory
+        self.rank = rank
         flags = address_of(memory)
         slots = flags + CACHE_LINE_BYTES * num_ranks
         self.args = ExchangeArgs(rank, num_ranks, capacity, timeout_s, flags, slots, 0)

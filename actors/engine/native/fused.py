@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 
 from actors.engine.native.anatomy import Anatomy, LayerAnatomy, Matrix, dissect
@@ -12,6 +13,7 @@ from actors.engine.native.exchange import Exchange
 from actors.engine.native.kv import NativeKV
 from actors.engine.native.library import (
     KV_KINDS,
+    LANES,
     HeadsArgs,
     LayerArgs,
     ModelArgs,
@@ -30,7 +32,12 @@ class RankLate(RuntimeError):
 
 
 class FusedRunner:
-    """The `ModelRunner` of a model that `dissect` knows. Takes the model over: its weights are packed and freed."""
+    """The `ModelRunner` of a model that `dissect` knows. Takes the model over: its weights are packed and freed.
+
+    Several ranks share the output head, too: every rank needs to know which rows' logits are wanted.
+    """
+
+    shares_head = True
 
     def __init__(self, model: Any, spec: ModelSpec, exchange: Exchange | None = None) -> None:
         """Raises `NotFusable` (the model is untouched then) and `KernelBuildError`."""
@@ -56,14 +63,17 @@ class FusedRunner:
         embedding = anatomy.embedding
         if embedding.dtype not in (torch.float32, torch.bfloat16):
             embedding = embedding.float()
-        head = self._pack(anatomy.head, head_kind(spec.weights))
+        parts = _parts(self.vocab_size, spec.tensor_parallel_size)
+        mine = slice(0, self.vocab_size) if exchange is None else slice(*parts[exchange.rank : exchange.rank + 2])
+        head = self._pack(_rows(anatomy.head, mine), head_kind(spec.weights))
+        self._head_parts = np.array(parts, np.int32)
         self.num_weight_bytes = sum(w.num_bytes for w in self._weights)
         self._model = ModelArgs(
             len(self._layers), anatomy.hidden, 0, anatomy.activation,
             spec.num_threads or torch.get_num_threads(),
             KV_KINDS["float32" if embedding.dtype == torch.float32 else "bfloat16"],
             anatomy.epsilon, anatomy.embedding_scale, self._layers, self._hold(embedding),
-            self._hold(anatomy.final_norm), head, anatomy.logit_cap,
+            self._hold(anatomy.final_norm), head, address(self._head_parts), anatomy.logit_cap,
             None if exchange is None else ctypes.pointer(exchange.args),
         )  # fmt: skip
         by_shape = {(h.num_heads, h.num_kv_heads, h.head_dim): h for h in (layer.heads for layer in self._layers)}
@@ -71,7 +81,7 @@ class FusedRunner:
         self._workspace = self._make_workspace(spec.max_batch_tokens)
 
     def forward(self, step: StepInput) -> torch.Tensor:
-        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32.
+        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 (on rank 0; else none).
 
         Raises `RankLate` when another rank hangs.
         """
@@ -81,7 +91,8 @@ class FusedRunner:
             self._workspace = self._make_workspace(len(step.input_ids))
         native = NativeStep(step, self._page_tokens)
         self._reserve_partials(native)
-        logits = torch.empty(len(step.logit_rows), self.vocab_size)
+        leads = self._exchange is None or self._exchange.rank == 0
+        logits = torch.empty(len(step.logit_rows) if leads else 0, self.vocab_size)
         if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
             raise RankLate("another tensor-parallel rank did not come to a sum in time")
         return logits
@@ -133,6 +144,23 @@ class FusedRunner:
         self._buffers.append(torch.empty(num_rows * self._scratch_bytes, dtype=torch.uint8))
         self._buffers.append(torch.empty(num_rows))
         return WorkspaceArgs(*map(address, self._buffers))
+
+
+def exchange_capacity(model: Any, spec: ModelSpec) -> int:
+    """Floats of the largest partial result: all rows of a pass, or one row of a rank's part of the vocabulary."""
+    hidden = int(model.config.get_text_config().hidden_size)
+    vocab = len(model.get_output_embeddings().weight)
+    return max(spec.max_batch_tokens * hidden, vocab // spec.tensor_parallel_size + LANES)
+
+
+def _parts(vocab: int, num_ranks: int) -> list[int]:
+    """Where each rank's part of the vocabulary starts, and the end: even to 16."""
+    blocks = -(-vocab // LANES)
+    return [min(LANES * (blocks * rank // num_ranks), vocab) for rank in range(num_ranks)] + [vocab]
+
+
+def _rows(matrix: Matrix, rows: slice) -> Matrix:
+    return Matrix(matrix.weight[rows], None if matrix.bias is None else matrix.bias[rows])
 
 
 def head_kind(weights: str) -> str:

@@ -18,7 +18,7 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 LANES = 16
 INT4_GROUP = 32
 GROUP_ROWS = 8
-CHUNK_PAGES = 4
+CHUNK_TOKENS = 256
 
 
 class LinearArgs(Structure):
@@ -94,7 +94,7 @@ class ModelArgs(Structure):
         ("num_layers", c_int32), ("hidden", c_int32), ("inner", c_int32), ("activation", c_int32),
         ("num_threads", c_int32), ("embedding_kind", c_int32), ("epsilon", c_float), ("embedding_scale", c_float),
         ("layers", POINTER(LayerArgs)), ("embedding", c_void_p), ("final_norm", c_void_p), ("head", LinearArgs),
-        ("logit_cap", c_float), ("exchange", POINTER(ExchangeArgs)),
+        ("head_parts", c_void_p), ("logit_cap", c_float), ("exchange", POINTER(ExchangeArgs)),
     ]  # fmt: skip
 
 

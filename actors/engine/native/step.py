@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.engine.native.library import CHUNK_PAGES, GROUP_ROWS, LANES, StepArgs, address
+from actors.engine.native.library import CHUNK_TOKENS, GROUP_ROWS, LANES, StepArgs, address
 from actors.engine.step import StepInput
 
 
@@ -25,7 +25,7 @@ class NativeStep:
                 step.cu_pages[sequence],
             )
         ]  # fmt: skip
-        self._num_chunks = -(-int(step.kv_len.max()) // (page_tokens * CHUNK_PAGES))
+        self._num_chunks = -(-int(step.kv_len.max()) // CHUNK_TOKENS)
         self.args = StepArgs(
             len(step.input_ids), len(step.logit_rows), len(sequence), page_tokens, *map(address, self._arrays)
         )

@@ -74,6 +74,8 @@ def _main(address: str, load: Closed | Open, pipe: Connection) -> None:
         else:
             asyncio.run(_closed(address, load, pipe))
     except Exception as error:  # told to the parent
+        while isinstance(error, ExceptionGroup):  # of tasks: the first is as good as any
+            error = error.exceptions[0]
         pipe.send(f"{type(error).__name__}: {error}")
     else:
         pipe.send(None)

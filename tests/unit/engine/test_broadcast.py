@@ -53,6 +53,7 @@ class Follower:
 class Recorder:
     """A model runner that remembers its steps."""
 
+    shares_head = False
     vocab_size = 7
 
     def __init__(self, error: Exception | None = None) -> None:

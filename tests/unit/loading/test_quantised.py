@@ -306,6 +306,19 @@ def test_a_layer_that_no_config_group_covers_is_refused(tmp_path: Path) -> None:
         load_model(spec(tmp_path))
 
 
+def test_settings_that_the_package_gave_up_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Activation order by groups was removed from it; files that have it would need an index it no longer reads."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    save_compressed(tmp_path, SCHEMES["w4a16"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["weights"]["actorder"] = "group"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="refuses its settings: .*actorder='group' has been removed") as refusal:
+        load_model(spec(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
 # --- fp8 of transformers
 
 

@@ -95,7 +95,8 @@ def test_a_law_is_that_of_the_plain_definition(
     probs[probs < min_p * probs[0]] = 0.0
     wanted = torch.zeros(5000, dtype=torch.float64).scatter(0, order, probs / probs.sum())
     assert float((got - wanted).abs().max()) < 1e-6 + float(probs[probs > 0].min() / probs.sum())
-    assert int(((got > 0) ^ (wanted > 0)).sum()) <= 1
+    least = 1e-30  # what float32 cannot hold may have no weight at all
+    assert int(((got > 0) & (wanted == 0) | (got == 0) & (wanted > least)).sum()) <= 1
 
 
 @settings(max_examples=150, deadline=None)

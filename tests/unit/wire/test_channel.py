@@ -109,6 +109,25 @@ def test_calls_of_one_tick_travel_as_one_write_and_answers_of_one_burst_too() ->
     run(body)
 
 
+def test_answers_leave_when_the_step_that_found_them_has_ended() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        ends: list[Callable[[], None]] = []
+        worker.server._defer = ends.append
+        channel = await Channel.connect(endpoint)
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1)) for _ in range(3)]
+        await worker.has(3)
+        for index in range(3):
+            worker.answer(index)
+        await asyncio.sleep(0.05)
+        assert not any(call.done() for call in calls)
+        assert await channel.call(Kind.CLOSE, b"s") == b""  # what needs no step waits for none
+        (end,) = ends  # one for all of them
+        end()
+        await asyncio.gather(*calls)
+
+    run(body)
+
+
 def test_a_call_that_fails_names_its_kind_alone_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         channel = await Channel.connect(endpoint)

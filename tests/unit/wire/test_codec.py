@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.messages import Context, Draft, Laws, Origin, TokenLogprobs, Verdict
 from actors.sampling.params import SamplingParams
 from actors.wire import codec
 
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 int32 = st.integers(-(2**31), 2**31 - 1)
 finite = st.floats(allow_nan=False)
 line = st.text(max_size=20)
@@ -68,6 +69,7 @@ def assert_same(sent: Any, got: Any) -> None:
         assert got == sent
 
 
+@relaxed
 @given(context=contexts, num_tokens=st.integers(0, 99))
 def test_a_proposal_arrives_as_it_was_sent(context: Context, num_tokens: int) -> None:
     got, num_got = codec.decode_propose(codec.encode_propose(context, num_tokens))
@@ -75,6 +77,7 @@ def test_a_proposal_arrives_as_it_was_sent(context: Context, num_tokens: int) ->
     assert num_got == num_tokens
 
 
+@relaxed
 @given(context=contexts, sent=st.lists(drafts, max_size=3), want_laws=st.booleans())
 def test_a_verify_pass_arrives_with_drafts_that_were_passed_on_unread(
     context: Context, sent: list[Draft], want_laws: bool
@@ -87,6 +90,7 @@ def test_a_verify_pass_arrives_with_drafts_that_were_passed_on_unread(
         assert_same(one, other)
 
 
+@relaxed
 @given(sequence_id=line, held=st.none() | ids())
 def test_a_close_tells_what_the_sequence_came_to(sequence_id: str, held: np.ndarray | None) -> None:
     got, held_got = codec.decode_close(codec.encode_close(sequence_id, held))
@@ -94,6 +98,7 @@ def test_a_close_tells_what_the_sequence_came_to(sequence_id: str, held: np.ndar
     assert_same(held, held_got)
 
 
+@relaxed
 @given(verdict=verdicts)
 def test_a_verdict_arrives_as_it_was_sent(verdict: Verdict) -> None:
     assert_same(verdict, codec.decode_verdict(codec.encode(verdict)))

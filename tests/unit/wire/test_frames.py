@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.wire.frames import _HEADER, BadFrame, FrameParser
 
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 frames = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=8)
 
 
@@ -15,6 +16,7 @@ def stream(items: list[tuple[int, int, bytes]]) -> bytes:
     return b"".join(_HEADER.pack(len(payload), kind, call) + payload for kind, call, payload in items)
 
 
+@relaxed
 @given(items=frames, cuts=st.lists(st.integers(0, 400), max_size=8))
 def test_frames_arrive_whole_however_the_stream_is_cut(items: list[tuple[int, int, bytes]], cuts: list[int]) -> None:
     data = stream(items)

@@ -1,5 +1,5 @@
 /* Attention over paged keys and values: softmax is taken page by page, in order, with a running maximum (Milakov and
- * Gimelshein 2018, "Online normalizer calculation for softmax"), within chunks of CHUNK_PAGES pages; the chunks'
+ * Gimelshein 2018, "Online normalizer calculation for softmax"), within chunks of CHUNK_TOKENS keys; the chunks'
  * results are then put together in order. Chunks lie at fixed positions, so what a row computes depends on its
  * position and its own keys alone, whether one thread goes through all chunks or each has its own. Rows of a group
  * share the loads of a page. */
@@ -173,7 +173,7 @@ static void (*const TABLE[3][4])(ARGS) = {ROW(0), ROW(1), ROW(2)};
 
 static int32_t num_chunks(const Step *step, int32_t group) {
     const int32_t last = step->positions[step->group_rows[group + 1] - 1];
-    return last / (step->page_tokens * CHUNK_PAGES) + 1;
+    return last / CHUNK_TOKENS + 1;
 }
 
 /* One chunk for the query heads [head0, head0 + num) of a KV head, of every row of a group -> states [rows, num]. */
@@ -190,8 +190,9 @@ static void chunk_states(const KVLayer *kv, const Heads *heads, const Step *step
             memset(state, 0, sizeof(float) * stride);
             state[TOP] = -INFINITY;
         }
-    int32_t last_page = step->positions[end - 1] / page, page0 = chunk * CHUNK_PAGES;
-    last_page = last_page < page0 + CHUNK_PAGES - 1 ? last_page : page0 + CHUNK_PAGES - 1;
+    const int32_t page0 = chunk * (CHUNK_TOKENS / page), most = page0 + CHUNK_TOKENS / page - 1;
+    int32_t last_page = step->positions[end - 1] / page;
+    last_page = last_page < most ? last_page : most;
     for (int32_t b = page0; b <= last_page; b++) {
         const int64_t cell = (int64_t)pages[b] * heads->num_kv_heads + kv_head;
         for (int32_t row = first; row < end; row++) {
@@ -238,7 +239,7 @@ static void write_out(const float *state, int32_t dim, float *out) {
 static int32_t first_chunk(const Heads *heads, const Step *step, int32_t row) {
     const int32_t position = step->positions[row];
     if (heads->window <= 0 || position < heads->window) return 0;
-    return (position - heads->window + 1) / (step->page_tokens * CHUNK_PAGES);
+    return (position - heads->window + 1) / CHUNK_TOKENS;
 }
 
 /* All chunks of one (group, KV head) in one go: enough of these keep every thread busy. */

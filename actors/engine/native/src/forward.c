@@ -22,7 +22,8 @@ typedef struct {
     const Layer *layers;
     const void *embedding;                          /* [vocab, hidden], KV_FP32 or KV_BF16 */
     const float *final_norm;
-    Linear head;
+    Linear head;                                    /* this rank's part of the vocabulary */
+    const int32_t *head_parts;                      /* [num_ranks + 1] where each rank's part starts */
     float logit_cap;                                /* 0: none */
     Exchange *exchange;                             /* NULL: one rank */
 } Model;
@@ -172,6 +173,44 @@ static void positions_and_cache(const Model *model, const Layer *layer, const St
     kv_write(&layer->kv, h, step, (int32_t)row, key, value);
 }
 
+/* Logits [num_logits, vocab] from `normed`. With several ranks each works out its part of the vocabulary; rank 0 puts
+ * the parts together, `logits` of the others is left alone. */
+static void head(const Model *model, const Workspace *s, int64_t num, float *logits, Team *team, int thread,
+                 int *failed) {
+    const Linear *const w = &model->head;
+    const int threads = team->num_threads;
+    Exchange *const exchange = model->exchange;
+    if (!exchange) {
+        linear(w, s->normed, model->hidden, s, num, logits, w->num_out, NULL, thread, threads);
+        return;
+    }
+    const int32_t *const parts = model->head_parts, vocab = parts[exchange->num_ranks];
+    int32_t widest = 0;
+    for (int32_t r = 0; r < exchange->num_ranks; r++)
+        if (parts[r + 1] - parts[r] > widest) widest = parts[r + 1] - parts[r];
+    const int64_t most = exchange->capacity / widest;
+    for (int64_t first = 0; first < num; first += most) {
+        const int64_t rows = num - first < most ? num - first : most, bytes = row_bytes(w);
+        const Workspace part = {.values = (char *)s->values + first * bytes, .scale = s->scale + first};
+        linear(w, s->normed + first * model->hidden, model->hidden, &part, rows,
+               exchange_slot(exchange, exchange->rank), w->num_out, NULL, thread, threads);
+        meet(team);
+        if (thread == 0 && exchange_meet(exchange)) *failed = 1;
+        meet(team);
+        if (*failed) return;
+        if (exchange->rank == 0)
+            for (int64_t row = thread; row < rows; row += threads)
+                for (int32_t r = 0; r < exchange->num_ranks; r++) {
+                    const int64_t width = parts[r + 1] - parts[r];
+                    memcpy(logits + (first + row) * vocab + parts[r], exchange_slot(exchange, r) + row * width,
+                           sizeof(float) * width);
+                }
+        meet(team);
+        if (thread == 0) exchange->turn++;
+        meet(team);
+    }
+}
+
 /* Logits [num_logits, vocab] of the step's logit rows. 0, or -1: a rank did not come to a sum in time. */
 int forward(const Model *model, const Step *step, const Workspace *s, float *logits) {
     const int64_t rows = step->num_rows, hidden = model->hidden;
@@ -233,12 +272,13 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
                 prepare(&model->head, s->normed + i * hidden, s, i);
             }
             meet(team);
-            linear(&model->head, s->normed, hidden, s, step->num_logits, logits, model->head.num_out, NULL, thread, threads);
-            if (model->logit_cap > 0.0f) {
+            head(model, s, step->num_logits, logits, team, thread, &failed);
+            if (model->logit_cap > 0.0f && (!model->exchange || model->exchange->rank == 0) && !failed) {
+                const int64_t vocab = model->exchange ? model->head_parts[model->exchange->num_ranks] : model->head.num_out;
                 meet(team);
                 for (int64_t i = thread; i < step->num_logits; i += threads)
-                    for (int64_t v = 0; v < model->head.num_out; v++) {
-                        float *const y = logits + i * model->head.num_out + v;
+                    for (int64_t v = 0; v < vocab; v++) {
+                        float *const y = logits + i * vocab + v;
                         *y = model->logit_cap * tanhf(*y / model->logit_cap);
                     }
             }

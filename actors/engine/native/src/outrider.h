@@ -52,7 +52,7 @@ typedef struct {
 } Step;
 
 #define GROUP_ROWS 8
-#define CHUNK_PAGES 4
+#define CHUNK_TOKENS 256
 
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, window; /* of this rank; window 0: none */

@@ -223,18 +223,18 @@ def test_a_value_that_is_no_number_stays_none_for_its_text_and_touches_no_other(
     assert not out[5:10, :2].isfinite().all(-1).any(), "heads over the infinite value"
 
 
-@pytest.mark.parametrize("options", [{}, {"int8_kv": True}, {"reduction": Reduction.FAST}], ids=str)
-def test_the_runner_gives_the_same_logits_over_triton_as_over_the_plain_kernels(options: dict[str, Any]) -> None:
-    spec = tiny_spec(kv_tokens=512, page_tokens=PAGE, device=DEVICE)
-    reduction = options.get("reduction", Reduction.FIXED)
+@pytest.mark.parametrize(("reduction", "kv_dtype"), [(Reduction.FIXED, None), (Reduction.FIXED, "int8"),
+                                                    (Reduction.FAST, None)])  # fmt: skip
+def test_the_runner_gives_the_same_logits_over_triton_as_over_the_plain_kernels(
+    reduction: Reduction, kv_dtype: str | None
+) -> None:
+    spec = tiny_spec(kv_tokens=512, page_tokens=PAGE, device=DEVICE, kv_dtype=kv_dtype)
     ids = np.random.default_rng(0).integers(0, 97, 40).astype(np.int32)
     tree = np.array([-1, -1, 0, 0], np.int32)
     outs = []
     for kernels in (TritonKernels([Geometry(4, 2, 16)], PAGE, reduction, 16), PlainKernels(PAGE)):
-        runner = GpuRunner(
-            tiny_model("mistral-sliding").to(DEVICE), spec, GpuOptions(**{"max_graph_rows": 4, **options}), kernels=kernels,
-            graphs=FakeGraphs(),
-        )
+        model = tiny_model("mistral-sliding").to(DEVICE)
+        runner = GpuRunner(model, spec, GpuOptions(max_graph_rows=4), kernels=kernels, graphs=FakeGraphs())
         pages = Pages(runner.num_pages, PAGE, 1)
         steps = [(pages.step([(0, 0, ids[:32])]), None), (pages.step([(0, 32, ids[32:36])]), None)]
         steps.append((pages.step([(0, 36, ids[36:40])], [tree]), tree))

@@ -31,12 +31,12 @@ PAGE = 16
 
 
 def make(
-    architecture: str = "llama", rows: int = 16, bits: bool = False, graphs: FakeGraphs | None = None, **options: Any
+    architecture: str = "llama", rows: int = 16, bits: bool = False, graphs: FakeGraphs | None = None, **spec: Any
 ) -> GpuRunner:
     model = tiny_model(architecture)
-    pack_linears(model, "fp32")
+    pack_linears(model, "fp32", "portable")
     return GpuRunner(
-        model, tiny_spec(kv_tokens=1024, page_tokens=PAGE), GpuOptions(max_graph_rows=rows, **options),
+        model, tiny_spec(kv_tokens=1024, page_tokens=PAGE, **spec), GpuOptions(max_graph_rows=rows),
         kernels=PlainKernels(PAGE, bits), graphs=graphs or FakeGraphs(),
     )
 
@@ -137,7 +137,7 @@ def test_an_accepted_path_moved_to_its_place_is_as_if_fed_as_a_chain() -> None:
 
 
 def test_int8_keys_and_values_stay_close_and_take_about_a_quarter_of_the_memory() -> None:
-    exact, small, ids = make(), make(int8_kv=True), ids_of(90)
+    exact, small, ids = make(), make(kv_dtype="int8"), ids_of(90)
     a = feed(exact, Pages(exact.num_pages, PAGE, 1), 0, ids, 6)
     b = feed(small, Pages(small.num_pages, PAGE, 1), 0, ids, 6)
     assert not torch.equal(a, b)
@@ -146,8 +146,8 @@ def test_int8_keys_and_values_stay_close_and_take_about_a_quarter_of_the_memory(
 
 
 def test_copied_pages_serve_another_sequence_and_the_scrub_page_stays_zero() -> None:
-    for options in ({}, {"int8_kv": True}):
-        runner, ids = make(**options), ids_of(PAGE + 5)
+    for spec in ({}, {"kv_dtype": "int8"}):
+        runner, ids = make(**spec), ids_of(PAGE + 5)
         pages = Pages(runner.num_pages, PAGE, 2)
         full = feed(runner, pages, 0, ids, 8)[-1]
         copies = np.stack([pages.tables[0][:2], pages.tables[1][:2]], axis=1)
