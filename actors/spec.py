@@ -15,6 +15,7 @@ class ModelSpec:
     weights: str = "fp32"  # "fp32" | "bf16" | "int8" | "w8a8" | "int4": what the linear layers hold
     kv_dtype: str | None = None  # "float32" | "bfloat16" | "int8"; None: as `dtype`
     kernels: str = "native"  # on a CPU: "native" (C, compiled at first use) | "portable" (the framework's)
+    reduction: str = "fast"  # on a GPU: "fast" | "fixed" (rows independent of their neighbours, slower)
     device: str = "cpu"
     tensor_parallel_size: int = 1
     num_threads: int | None = None  # per rank; None: PyTorch's choice

@@ -101,6 +101,9 @@ class TierConfig(_Section):
     kernels: Literal["native", "portable"] = Field(
         "native", description="on a CPU: in C, compiled at first use, or the framework's own",
     )
+    reduction: Literal["fast", "fixed"] = Field(
+        "fast", description="on a GPU: fixed makes a row independent of its neighbours, and is slower",
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda")
     tensor_parallel_size: Positive | Literal["auto"] = Field(
         1, description='ranks that share the model; "auto": 2 on CPU with at least 2 cores, else 1',
@@ -164,7 +167,7 @@ class TierConfig(_Section):
         """What this tier's actors need to load and run it; `default_model` serves a drafter without one."""
         return ModelSpec(
             tier=tier, model=self.model or default_model, dtype=self.dtype, weights=self.weights,
-            kv_dtype=self.kv_dtype, kernels=self.kernels, device=self.device,
+            kv_dtype=self.kv_dtype, kernels=self.kernels, reduction=self.reduction, device=self.device,
             tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
             kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
             max_context_tokens=self.max_context_tokens,

@@ -29,9 +29,21 @@ def make_runner(model: Any, spec: ModelSpec) -> ModelRunner:
         if fused is not None:
             return fused
     pack_linears(model, spec.weights, spec.kernels)
+    if spec.device != "cpu" and spec.tensor_parallel_size == 1:
+        return _on_gpu(model, spec)
     if spec.tensor_parallel_size > 1:
         dist.barrier()  # from here on the ranks run passes together
     return LocalRunner(model, spec)
+
+
+def _on_gpu(model: Any, spec: ModelSpec) -> ModelRunner:
+    """Captured graphs over Triton's attention. Several ranks go on without: their sums cannot be captured."""
+    from actors.engine.gpu.contract import Reduction
+    from actors.engine.gpu.runner import GpuOptions, GpuRunner
+
+    runner = GpuRunner(model, spec, GpuOptions(Reduction(spec.reduction)))
+    runner.warm_up()
+    return runner
 
 
 def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:

@@ -54,6 +54,7 @@ class LocalRunner:
             raise UnsupportedAttention(
                 f"{spec.model}: attention soft-capping (Gemma 2) is not supported; use a model without it"
             )
+        check_positions(config, spec)
         _warn_of_odd_widths(model, spec)
         self._model = model
         self._device = spec.device
@@ -88,6 +89,24 @@ def _attention(spec: ModelSpec, layers: list[tuple[int, int]], num_pages: int) -
     if spec.kv_kind not in DTYPES:
         raise UnsupportedAttention(f"{spec.model}: kv_dtype {spec.kv_kind} needs kernels: native; use {spec.dtype}")
     return PagedKV(layers, num_pages, spec.page_tokens, DTYPES[spec.kv_kind], spec.device)
+
+
+def check_positions(config: Any, spec: ModelSpec) -> None:
+    """Some rotary positions change with the longest sequence of a batch, so rows would see their neighbours.
+
+    Raises:
+        UnsupportedAttention: sequences may become long enough for that; the message names the limit.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {v.get("rope_type") for v in rope.values() if isinstance(v, dict)}
+    if not kinds & {"dynamic", "longrope"}:
+        return
+    limit = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+    if (spec.max_context_tokens or int(config.max_position_embeddings)) > limit:
+        raise UnsupportedAttention(
+            f"{spec.model}: its rotary positions change beyond {limit} tokens, for all sequences of a batch at once: "
+            f"set max_context_tokens to at most {limit}"
+        )
 
 
 def _warn_of_odd_widths(model: Any, spec: ModelSpec) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from actors.messages import Ids
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
-from cluster.bench.engine.machine import Rates
+from cluster.bench.engine.machine import Meter
 from cluster.bench.engine.models import Kind, KindRefused, Models
 from cluster.bench.interleave import interleaved, num_runs
 from cluster.bench.local import local_verifier
@@ -45,7 +45,7 @@ class Bench:
     models: Models
     text_ids: Ids  # of the fixed text
     prompts: Sequence[Ids]
-    rates: Rates
+    meter: Meter
     findings: Findings
     watcher: Watcher
     kinds: list[Kind] = field(default_factory=list)  # those the engine runs

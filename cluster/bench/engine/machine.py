@@ -34,19 +34,48 @@ class Rates:
         }
 
 
-def measure(device: str, rounds: int = 5) -> Rates:
-    """Read a buffer far bigger than the last-level cache, and multiply matrices; PyTorch's threads are as set."""
-    buffer = torch.ones(_buffer_bytes(device) // 4, dtype=torch.float32, device=device)
-    matrix = buffer.view(-1, 4096)
-    vector = torch.ones(4096, device=device)
-    reads: list[Callable[[], object]] = [
-        buffer.sum, buffer.amax, lambda: torch.linalg.vector_norm(buffer), lambda: torch.mv(matrix, vector),
-    ]
-    size = MATMUL_SIZE if device == "cpu" else GPU_MATMUL_SIZE
-    read_s = min(_best(read, device, rounds) for read in reads)
-    operations = 2.0 * size**3
-    rates = {name: operations / _best(product, device, rounds) for name, product in _products(size, device).items()}
-    return Rates(buffer.numel() * 4 / read_s, rates)
+class Meter:
+    """Reads a buffer far bigger than the last-level cache, and multiplies matrices; keeps the best of all samples.
+
+    A machine that others use as well is never wholly ours: samples are to be taken throughout a bench. PyTorch's
+    threads are used as they are set.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        buffer = torch.ones(_buffer_bytes(device) // 4, dtype=torch.float32, device=device)
+        matrix, vector = buffer.view(-1, 4096), torch.ones(4096, device=device)
+        self._num_bytes = buffer.numel() * 4
+        self._reads: list[Callable[[], object]] = [
+            buffer.sum, buffer.amax, lambda: torch.linalg.vector_norm(buffer), lambda: torch.mv(matrix, vector),
+        ]
+        self._size = MATMUL_SIZE if device == "cpu" else GPU_MATMUL_SIZE
+        self._products = _products(self._size, device)
+        self._read_s = float("inf")
+        self._product_s = dict.fromkeys(self._products, float("inf"))
+
+    def sample(self) -> float:
+        """Run everything once; seconds of all of it."""
+        began = time.perf_counter()
+        self._read_s = min(self._read_s, *(self._seconds(read) for read in self._reads))
+        for name, product in self._products.items():
+            self._product_s[name] = min(self._product_s[name], self._seconds(product))
+        return time.perf_counter() - began
+
+    @property
+    def rates(self) -> Rates:
+        """The best so far."""
+        operations = 2.0 * self._size**3
+        return Rates(
+            self._num_bytes / self._read_s, {name: operations / best for name, best in self._product_s.items()}
+        )
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        synchronize(self._device)
+        started = time.perf_counter()
+        run()
+        synchronize(self._device)
+        return time.perf_counter() - started
 
 
 def _products(size: int, device: str) -> dict[str, Callable[[], object]]:
@@ -57,18 +86,6 @@ def _products(size: int, device: str) -> dict[str, Callable[[], object]]:
     rows, columns = (torch.ones(size, size, dtype=torch.int8, device=device) for _ in range(2))
     found["int8"] = lambda: torch._int_mm(rows, columns.t())
     return found
-
-
-def _best(run: Callable[[], object], device: str, rounds: int) -> float:
-    run()
-    seconds = []
-    for _ in range(rounds):
-        synchronize(device)
-        started = time.perf_counter()
-        run()
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
 
 
 def synchronize(device: str) -> None:

@@ -21,6 +21,7 @@ from cluster.bench.watch import Watcher
 from cluster.ingress.tokenizing import TextCodec
 
 NUM_PROMPTS = 6
+MACHINE_ROUNDS = 4  # before the first part; more come with the steps
 PARTS: dict[str, Callable[[Bench], None]] = {
     "steps": steps.steps, "perplexity": accuracy.perplexities, "decode": decoding.decoding,
     "batch": decoding.batch, "speculation": speculation.speculation, "ranks": ranks.ranks,
@@ -41,13 +42,14 @@ def _run(settings: EngineSettings, watcher: Watcher) -> Findings:
     torch.set_num_threads(settings.num_threads)
     models = Models(settings.target, settings.draft)
     text_ids, prompts = _texts(settings, models)
-    watcher.section("machine", 1)
-    rates = machine.measure(settings.target.device)
-    watcher.run_done()
+    watcher.section("machine", MACHINE_ROUNDS)
+    meter = machine.Meter(settings.target.device)
+    for _ in range(MACHINE_ROUNDS):
+        meter.sample()
+        watcher.run_done()
     findings = Findings()
-    findings.details["machine"] = machine.describe(settings.target.device) | rates.as_json()
     findings.details["settings"] = _settings_json(settings)
-    bench = Bench(settings, models, text_ids, prompts, rates, findings, watcher)
+    bench = Bench(settings, models, text_ids, prompts, meter, findings, watcher)
     load(bench)
     if not bench.kinds:
         raise BadSettings(f"no kind of weights can be run: {'; '.join(findings.skipped.values())}")
@@ -58,6 +60,7 @@ def _run(settings: EngineSettings, watcher: Watcher) -> Findings:
             part(bench)
         except RanksFailed as error:
             findings.skip("tp2_vs_tp1", str(error))
+    findings.details["machine"] = machine.describe(settings.target.device) | meter.rates.as_json()
     findings.details["kinds"] = {weights: kind.label for weights, kind in bench.chosen.items()}
     return findings
 

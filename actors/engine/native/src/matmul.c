@@ -403,6 +403,7 @@ static const int MOST_BLOCKS_INT4[7] = {0, 2, 1, 1, 1, 1, 1};
 
 void matmul_blocks(const Linear *w, const float *x, int64_t ld_x, Quantised q, int64_t num_rows, float *out,
                    int64_t ld_out, const float *residual, int64_t block0, int64_t block1) {
+    if (num_rows == 0) return;
     const int64_t bytes = row_bytes(w);
     /* As even tiles as possible: seven rows are 4 + 3, not 6 + 1. */
     const int64_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;

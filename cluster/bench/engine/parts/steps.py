@@ -14,6 +14,7 @@ from cluster.bench.stats import paired_ratio, spread
 
 VERIFY_ROWS = 5  # k = 4 and the token before them
 PREFILL_TOKENS = 256
+MACHINE = "machine"  # measured round by round as well: the floors are to be those of the same minutes
 
 
 def steps(bench: Bench) -> None:
@@ -28,7 +29,10 @@ def steps(bench: Bench) -> None:
             variants[kind, context, rows] = _pass(feed, context, rows, rows, settings.inner)
         variants[kind, 0, PREFILL_TOKENS] = _pass(feed, 0, PREFILL_TOKENS, 1, 1)
     names = {f"{kind.label}/{context}/{rows}": (kind, context, rows) for kind, context, rows in variants}
-    measured = bench.run("steps", {name: variants[key] for name, key in names.items()})
+    measured = bench.run("steps", {
+        **{name: variants[key] for name, key in names.items()}, MACHINE: bench.meter.sample,
+    })
+    del measured[MACHINE]
     seconds = {names[name]: values for name, values in measured.items()}
     _report_steps(bench, seconds)
     context = settings.contexts[0]
@@ -63,11 +67,11 @@ def _pass(feed: TextFeed, context: int, rows: int, num_logits: int, inner: int) 
 
 
 def _report_steps(bench: Bench, seconds: dict[tuple[Kind, int, int], list[float]]) -> None:
-    shape = model_shape(bench.models.config("target"))
+    rates, shape = bench.meter.rates, model_shape(bench.models.config("target"))
     rows_found: list[dict[str, object]] = []
     fractions: dict[str, float] = {}
     for (kind, context, rows), values in seconds.items():
-        floor = floors(shape, bench.rates, kind.weights, kind.kv_bytes, context + rows // 2, rows)
+        floor = floors(shape, rates, kind.weights, kind.kv_bytes, context + rows // 2, rows)
         found = spread(values).scaled(1e3)
         rows_found.append({
             "kind": kind.label, "context": context, "rows": rows, "ms": round(found.median, 3),

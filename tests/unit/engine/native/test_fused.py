@@ -12,7 +12,7 @@ import transformers as tf
 from actors.engine.make import make_runner
 from actors.engine.native.anatomy import NotFusable, check_fusable
 from actors.engine.native.fused import FusedRunner
-from actors.engine.runner import LocalRunner
+from actors.engine.runner import LocalRunner, UnsupportedAttention
 from tests.models import tiny_spec
 from tests.tape import Tape
 
@@ -104,6 +104,13 @@ def test_what_has_no_fused_pass_runs_layer_by_layer() -> None:
     with pytest.raises(NotFusable, match="dynamic"):
         check_fusable(model)
     assert isinstance(make_runner(model, tiny_spec()), LocalRunner)
+
+
+def test_positions_that_depend_on_the_batch_are_limited_to_where_they_do_not() -> None:
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 512}
+    model = model_of(tf.LlamaConfig(**BASE, rope_parameters=scaled))
+    with pytest.raises(UnsupportedAttention, match="max_context_tokens to at most 512"):
+        make_runner(model, tiny_spec())
 
 
 def test_a_step_wider_than_the_workspace_still_runs() -> None:

@@ -87,6 +87,12 @@ def test_zero_rows_and_zero_weights_give_the_bias(kind: str) -> None:
     assert torch.equal(zero(rows_of(2, 40)), torch.zeros(2, 20))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_give_no_rows(kind: str) -> None:
+    linear, _, _ = made(kind, 20, 40)
+    assert linear(torch.empty(0, 40)).shape == (0, 20)
+
+
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(ValueError, match="'int3' is not one of fp32"):
         pack_weight("int3", torch.zeros(2, 2), None)
