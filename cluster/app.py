@@ -67,7 +67,7 @@ def pool_options(config: Config, index: int) -> dict[str, Any]:
         **_scaling(tier),
         "max_ongoing_requests": tier.max_sequences + LEASE_MARGIN,
         "request_router_config": RequestRouterConfig(
-            request_router_class="cluster.routing:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
+            request_router_class="cluster.router:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
             request_router_kwargs={"capacity": tier.max_sequences},
         ),
         "ray_actor_options": {"num_cpus": REPLICA_CPUS},

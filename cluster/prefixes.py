@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 BLOCK_TOKENS = 32  # shorter beginnings are not worth a thought
 MAX_BLOCKS = 200_000  # of all texts together: about 6 million tokens, some tens of megabytes
 MAX_REPLICAS = 8  # remembered per block, the latest ones: of all pools together
-ANSWER_S = 0.1  # a shared memory that needs longer is done without
+ANSWER_S = 0.5  # a shared memory that needs longer is done without,
+SILENCE_S = 10.0  # and not asked again for this long
 
 
 def digests(tokens: Ids) -> list[bytes]:
@@ -113,23 +115,25 @@ class PrefixDirectory:
 class SharedPrefixes:
     """A coordinator's view of the directory, and its own memory for when that does not answer."""
 
-    def __init__(self, directory: DeploymentHandle[Any]) -> None:
+    def __init__(self, directory: DeploymentHandle[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
+        self._clock = clock
         self._own = PrefixIndex()
         self._telling: set[asyncio.Task[None]] = set()
-        self._silent = False
+        self._ask_at = float("-inf")
 
     async def shares(self, names: Sequence[bytes]) -> dict[str, float]:
         """What the directory knows, else what was met here."""
         if not names:
             return {}
+        if self._clock() < self._ask_at:
+            return self._own.shares(names)
         try:
             async with asyncio.timeout(ANSWER_S):
                 shares: dict[str, float] = await self._directory.shares.remote(list(names))
         except (RayError, RayServeException, TimeoutError) as error:
             self._note(error)
             return self._own.shares(names)
-        self._silent = False
         return shares
 
     def learn(self, names: Sequence[bytes], replica: str) -> None:
@@ -143,15 +147,15 @@ class SharedPrefixes:
 
     async def _tell(self, names: list[bytes], replica: str) -> None:
         try:
-            async with asyncio.timeout(10 * ANSWER_S):
+            async with asyncio.timeout(SILENCE_S):
                 await self._directory.learn.remote(names, replica)
         except (RayError, RayServeException, TimeoutError) as error:
             self._note(error)
 
     def _note(self, error: Exception) -> None:
-        if not self._silent:
-            self._silent = True
+        if self._clock() >= self._ask_at:
+            self._ask_at = self._clock() + SILENCE_S
             logger.warning(
-                "the prefix directory does not answer (%s): until it does, requests are routed by what this "
-                "ingress replica alone has seen", type(error).__name__,
+                "the prefix directory does not answer (%s): for %.0f s requests are routed by what this ingress "
+                "replica alone has seen", type(error).__name__, SILENCE_S,
             )

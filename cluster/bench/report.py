@@ -65,7 +65,7 @@ class Findings:
 def figures_table(title: str, findings: Findings, goals: Mapping[str, Goal], *, judged: bool) -> Table:
     """The figures with quartiles; goals and verdicts only if they were set for what was measured (`judged`)."""
     table = Table(title=escape(title), box=box.SIMPLE_HEAD)
-    table.add_column("figure")
+    table.add_column("figure", no_wrap=True)
     for header in ("median", "quartiles", "of minima"):
         table.add_column(header, justify="right")
     if judged:

@@ -31,9 +31,11 @@ class DefaultKinds:
 
 
 DEFAULT_KINDS = {
-    "cpu": DefaultKinds("fp32,bf16,int8,int8:bfloat16,w8a8,int4", "fp32", "int8"),
+    "cpu": DefaultKinds("fp32,bf16,int8,int8:bfloat16,w8a8,int4", "fp32", "int4"),
     "cuda": DefaultKinds("bf16,fp32", "bf16", "bf16"),
 }
+DEFAULT_MODEL = "builtin:smollm2"
+KV_TOKENS = 4096  # room for the fixed text, and for every batch
 SECTIONS = "steps,perplexity,decode,batch,speculation,ranks"
 
 
@@ -52,6 +54,8 @@ def engine(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     kernels: Annotated[str, typer.Option(help="On the CPU: native or portable.")] = "native",
+    reduction: Annotated[str, typer.Option(help="On a GPU: fast, or fixed (bits that no neighbour changes).")] = "fast",
+    page_tokens: Annotated[int, typer.Option(min=1, help="KV page, tokens.")] = 16,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if not given.")] = None,
     rows: Annotated[str, typer.Option(help="Rows of a pass (one sequence).")] = "1,2,5,8,16",
     contexts: Annotated[str, typer.Option(help="Tokens before those rows.")] = "64,512",
@@ -69,51 +73,76 @@ def engine(
     with guard():
         if plot is not None:
             _plot_or_fail(plot)
+        chosen = Choices(
+            target, draft, weights, target_weights, draft_weights, random_weights, device, kernels, reduction,
+            page_tokens, threads, rows, contexts, rounds, tokens, lookahead, only,
+        )
         try:
-            settings = _settings(
-                target=target, draft=draft, weights=weights, target_weights=target_weights,
-                draft_weights=draft_weights, random_weights=random_weights, device=device, kernels=kernels,
-                threads=threads, rows=rows, contexts=contexts, rounds=rounds, tokens=tokens, lookahead=lookahead,
-                only=only,
-            )
+            settings = checked(chosen)
         except ValueError as error:
             raise CommandError(str(error)) from error
         _show(settings, _measured(settings, as_json), as_json, plot)
 
 
-def _settings(
-    *, target: str | None, draft: str | None, weights: str | None, target_weights: str | None,
-    draft_weights: str | None, random_weights: str | None, device: str, kernels: str, threads: int | None,
-    rows: str, contexts: str, rounds: int, tokens: int, lookahead: int, only: str,
-) -> EngineSettings:
-    """Checked settings. Raises ValueError with one line."""
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user said, unchecked; None leaves it to `checked`."""
+
+    target: str | None
+    draft: str | None
+    weights: str | None
+    target_weights: str | None
+    draft_weights: str | None
+    random_weights: str | None
+    device: str
+    kernels: str
+    reduction: str
+    page_tokens: int
+    threads: int | None
+    rows: str
+    contexts: str
+    rounds: int
+    tokens: int
+    lookahead: int
+    only: str
+
+
+def checked(chosen: Choices) -> EngineSettings:
+    """Settings to measure with. Raises ValueError with one line."""
     from actors.spec import ModelSpec
     from cluster.bench.engine.bench import EngineSettings
     from cluster.bench.engine.models import Kind
 
-    sections = tuple(part.strip() for part in only.split(",") if part.strip())
-    unknown = sorted(set(sections) - set(SECTIONS.split(",")))
-    if unknown or not sections:
-        raise ValueError(f"--only {only!r}: choose from {SECTIONS}")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise ValueError(f"--device {device!r}: choose cpu, cuda or cuda:N")
-    if kernels not in ("native", "portable"):
-        raise ValueError(f"--kernels {kernels!r}: choose native or portable")
-    if random_weights is not None and target is not None:
+    sections = tuple(part.strip() for part in chosen.only.split(",") if part.strip())
+    if not sections or set(sections) - set(SECTIONS.split(",")):
+        raise ValueError(f"--only {chosen.only!r}: choose from {SECTIONS}")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", chosen.device):
+        raise ValueError(f"--device {chosen.device!r}: choose cpu, cuda or cuda:N")
+    if chosen.kernels not in ("native", "portable"):
+        raise ValueError(f"--kernels {chosen.kernels!r}: choose native or portable")
+    if chosen.reduction not in ("fast", "fixed"):
+        raise ValueError(f"--reduction {chosen.reduction!r}: choose fast or fixed")
+    if chosen.page_tokens & (chosen.page_tokens - 1):
+        raise ValueError(f"--page-tokens {chosen.page_tokens} is not a power of two: use 16, 32 or 64")
+    if chosen.random_weights is not None and chosen.target is not None:
         raise ValueError("--target names a model and --random-weights makes one; give one of them")
-    defaults = DEFAULT_KINDS["cpu" if device == "cpu" else "cuda"]
-    kinds = tuple(dict.fromkeys(Kind.parse(text) for text in (weights or defaults.measured).split(",")))
-    model = target or "builtin:smollm2" if random_weights is None else f"random:{random_weights}"
-    num_threads = threads or os.cpu_count() or 1
+    defaults = DEFAULT_KINDS["cpu" if chosen.device == "cpu" else "cuda"]
+    model = chosen.target or DEFAULT_MODEL
+    if chosen.random_weights is not None:
+        model = f"random:{chosen.random_weights}"
+    num_threads = chosen.threads or os.cpu_count() or 1
     spec = ModelSpec(
-        tier=1, model=model, device=device, num_threads=num_threads, kv_tokens=4096, kernels=kernels,
+        tier=1, model=model, device=chosen.device, kernels=chosen.kernels, reduction=chosen.reduction,
+        num_threads=num_threads, kv_tokens=KV_TOKENS, page_tokens=chosen.page_tokens,
     )
-    wanted = Kind.parse(target_weights or defaults.target)
     return EngineSettings(
-        target=spec, draft=replace(spec, tier=0, model=draft or model), kinds=kinds, target_kind=wanted,
-        draft_kind=Kind.parse(draft_weights or defaults.draft), rows=bench_show.integers(rows, "--rows"),
-        contexts=bench_show.integers(contexts, "--contexts"), rounds=rounds, num_tokens=tokens,
-        lookahead=lookahead, num_threads=num_threads, sections=sections, random_weights=random_weights is not None,
+        target=spec, draft=replace(spec, tier=0, model=chosen.draft or model),
+        kinds=tuple(dict.fromkeys(Kind.parse(text) for text in (chosen.weights or defaults.measured).split(","))),
+        target_kind=Kind.parse(chosen.target_weights or defaults.target),
+        draft_kind=Kind.parse(chosen.draft_weights or defaults.draft),
+        rows=bench_show.integers(chosen.rows, "--rows"), contexts=bench_show.integers(chosen.contexts, "--contexts"),
+        rounds=chosen.rounds, num_tokens=chosen.tokens, lookahead=chosen.lookahead, num_threads=num_threads,
+        sections=sections, random_weights=chosen.random_weights is not None,
     )
 
 
@@ -137,7 +166,7 @@ def _show(settings: EngineSettings, findings: Findings, as_json: bool, plot: Pat
     if "steps" in findings.details:
         console.print(step_table(findings))
     # The goals were set for this model on two cores; elsewhere they would judge the machine.
-    judged = settings.target.model == "builtin:smollm2" and settings.target.device == "cpu"
+    judged = settings.target.model == DEFAULT_MODEL and settings.target.device == "cpu"
     bench_show.show(console, f"engine: {settings.target.model}", findings, GOALS, judged=judged)
     if plot is not None:
         plots.engine(findings, GOALS, plot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,7 +117,7 @@ def _rates(text: str) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or min(values) <= 0:
+    if not values or not all(0 < value < math.inf for value in values):
         raise ValueError(f"--rates {text!r} is no list of positive numbers: write e.g. --rates 0.5,2")
     return values
 

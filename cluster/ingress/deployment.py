@@ -52,6 +52,8 @@ class Ingress:
         `directory` is what several ingress replicas share of which pool replica knows which prefix.
         """
         self._config = config
+        if directory is not None:
+            await directory.shares.remote([])  # a handle's first call takes longer than a request may wait
         infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
         check_tokenizers(config, infos)
         target = infos[-1]

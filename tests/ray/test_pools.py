@@ -92,7 +92,7 @@ def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> Deplo
         name=name, max_ongoing_requests=max_ongoing_requests, ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, {"CPU": 0.1}], health_check_period_s=1.0,
         request_router_config=RequestRouterConfig(
-            request_router_class="cluster.routing:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
+            request_router_class="cluster.router:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
             request_router_kwargs={"capacity": max_sequences},
         ),
     ).bind(settings)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayError
 
-from cluster.prefixes import ANSWER_S, BLOCK_TOKENS, LocalPrefixes, PrefixIndex, SharedPrefixes, digests
+from cluster.prefixes import BLOCK_TOKENS, SILENCE_S, LocalPrefixes, PrefixIndex, SharedPrefixes, digests
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -79,7 +79,7 @@ class Directory:
         if self.mood == "dead":
             raise RayError("dead")
         if self.mood == "hung":
-            await asyncio.sleep(100 * ANSWER_S)
+            await asyncio.sleep(3600)
 
 
 def test_what_one_coordinator_learns_another_knows() -> None:
@@ -101,7 +101,22 @@ def test_without_the_directory_each_knows_its_own() -> None:
             directory.mood = mood
             prefixes.learn(digests(text(1)), "a")
             assert await prefixes.shares(digests(text(1))) == {"a": 1.0}
-            await asyncio.gather(*prefixes._telling)
+
+    asyncio.run(main())
+
+
+def test_a_silent_directory_is_left_alone_for_a_while() -> None:
+    async def main() -> None:
+        now = 0.0
+        directory: Any = Directory()
+        prefixes = SharedPrefixes(directory, clock=lambda: now)
+        directory.index.learn(digests(text(1)), "a")
+        directory.mood = "dead"
+        assert await prefixes.shares(digests(text(1))) == {}
+        directory.mood = "well"
+        assert await prefixes.shares(digests(text(1))) == {}
+        now += SILENCE_S
+        assert await prefixes.shares(digests(text(1))) == {"a": 1.0}
 
     asyncio.run(main())
 

@@ -95,5 +95,6 @@ def _settings_json(settings: EngineSettings) -> dict[str, object]:
         "kinds": [kind.label for kind in settings.kinds], "rows": list(settings.rows),
         "contexts": list(settings.contexts), "rounds": settings.rounds, "inner": settings.inner,
         "num_tokens": settings.num_tokens, "lookahead": settings.lookahead, "num_threads": settings.num_threads,
-        "random_weights": settings.random_weights,
+        "random_weights": settings.random_weights, "kernels": settings.target.kernels,
+        "reduction": settings.target.reduction, "page_tokens": settings.target.page_tokens,
     }

@@ -11,9 +11,10 @@ from cluster.bench.serve.asks import OK, Ask, Outcome
 from cluster.bench.serve.client_process import Closed, Open, put_load
 from cluster.bench.serve.figures import LatencyTarget, LoadFigures
 from cluster.bench.serve.service import Service
-from cluster.bench.texts import BUILT_IN, Prompt
+from cluster.bench.texts import BUILT_IN, Prompt, fixed_text
 from cluster.bench.watch import Watcher
 
+PROBE_CHARS = 200
 MANY = 32  # streams at which a loaded service is judged
 
 
@@ -87,6 +88,19 @@ class LoadBench:
                 f"{len(failed)} of {len(outcomes)} requests ended with {failed[0].status}: {failed[0].detail}"
             )
         return outcomes
+
+    def excerpt_chars(self, num_tokens: int) -> int:
+        """Characters of the fixed text that make about `num_tokens` tokens of this service's tokenizer."""
+        probe = fixed_text()[:PROBE_CHARS]
+        empty, full = (
+            self._num_prompt_tokens(Ask("probe", turns=(("user", content),), max_tokens=1)) for content in ("x", probe)
+        )
+        return int(num_tokens * PROBE_CHARS / max(1, full - empty))
+
+    def _num_prompt_tokens(self, ask: Ask) -> int:
+        figures = self.once("measuring the tokenizer", [ask], 1)[0].figures
+        assert figures is not None  # its status is OK
+        return figures.num_prompt_tokens
 
     def add_level(self, name: str, figures: LoadFigures, **more: object) -> None:
         """Keep a level for table, plot and JSON."""

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from cluster.bench.serve.asks import LEFT, LOST, OK, Ask, Figures, Outcome
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
+INFO_TIMEOUT_S = 30.0
 NUM_CHANNELS = 4  # a server may bound the streams of one connection
 GRACE_S = 30.0  # beyond its deadline no call may go on: one that does is lost
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -54,6 +56,15 @@ def figures(finish: pb.Finish) -> Figures:
         control_s=found.control_s, control_round_p50_s=found.control_round_p50_s,
         num_degraded=found.num_degraded_rounds,
     )
+
+
+def longest_prompt(address: str) -> int:
+    """Tokens that a prompt may have with room for an answer, as the service says. Raises grpc.RpcError."""
+    with grpc.insecure_channel(address) as channel:
+        stub = outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
+        limits = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S).limits
+    room = limits.max_context_tokens // 2  # the other half is for answers
+    return int(min(room, limits.max_prompt_tokens) if limits.max_prompt_tokens else room)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from cluster.bench.texts import Prompt
 
 REFUSED = "RESOURCE_EXHAUSTED"
 LATE = "DEADLINE_EXCEEDED"
-LONG_CHARS = 2400  # of a long prompt: about 600 tokens
+LONG_TOKENS = 600  # of a long prompt, if the service takes so many
 PATIENT_S = 600.0
 HALF_CHARACTER = "\ufffd"  # where a cut fell inside a character
 
@@ -27,17 +27,19 @@ class Verdict:
     why: str
 
 
-def mixed_asks(count: int, prompts: Sequence[Prompt], text: str, rng: np.random.Generator) -> list[Ask]:
+def mixed_asks(
+    count: int, prompts: Sequence[Prompt], text: str, long_chars: int, rng: np.random.Generator
+) -> list[Ask]:
     """`count` requests: short and long prompts; greedy, seeded and sampled; some leave, some have little time.
 
-    Greedy and seeded ones come from few prompts and seeds, so that most are asked several times: their texts
-    must then be the same.
+    A long prompt is `long_chars` of `text`. Greedy and seeded requests come from few prompts and seeds, so that most
+    are asked several times: their texts must then be the same.
     """
     asks: list[Ask] = []
     for _ in range(count):
         if rng.random() < 0.2:
-            start = int(rng.integers(0, 4)) * 1500 % max(1, len(text) - LONG_CHARS)
-            turns = (("user", f"Summarise:\n\n{text[start : start + LONG_CHARS]}"),)
+            start = int(rng.integers(0, 4)) * 1500 % max(1, len(text) - long_chars)
+            turns = (("user", f"Summarise:\n\n{text[start : start + long_chars]}"),)
             length = "long"
         else:
             turns = (("user", prompts[int(rng.integers(0, min(len(prompts), 8)))].text),)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from cluster.cli.bench_engine import Choices, checked
 from cluster.cli.bench_serve import with_room
 from cluster.cli.main import app
 from cluster.config import load_config
@@ -29,6 +31,9 @@ from tests.unit.cli.conftest import Scripted
     (["serve", "--category", "qa"], "needs --prompts"),
     (["serve", "--prompts", "none.jsonl"], "no prompt file"),
     (["serve", "--rates", "1,0"], "positive numbers"),
+    (["serve", "--rates", "inf"], "positive numbers"),
+    (["engine", "--page-tokens", "48"], "not a power of two"),
+    (["engine", "--reduction", "slow"], "choose fast or fixed"),
     (["serve", "--lookahead", "2", "--no-speculation"], "contradict"),
     (["serve", "nowhere.yaml"], "no such file or preset"),
 ])
@@ -57,3 +62,18 @@ def test_room_is_made_for_all_streams_and_never_taken_away() -> None:
     assert wide.limits.max_concurrent_requests == 40
     assert {tier.max_sequences for tier in wide.tiers} == {40}
     assert with_room(config, 1) == config
+
+
+def test_kinds_follow_the_device_unless_they_are_named() -> None:
+    chosen = Choices(
+        target=None, draft=None, weights=None, target_weights=None, draft_weights=None, random_weights="llama-1b",
+        device="cuda", kernels="native", reduction="fixed", page_tokens=16, threads=None, rows="1", contexts="64",
+        rounds=1, tokens=8, lookahead=4, only="steps",
+    )
+    settings = checked(chosen)
+    assert [kind.label for kind in settings.kinds] == ["bf16", "fp32"]
+    assert settings.target_kind.label == settings.draft_kind.label == "bf16"
+    assert settings.target.model == settings.draft.model == "random:llama-1b"
+    assert settings.target.reduction == "fixed"
+    named = checked(replace(chosen, device="cpu", weights="int8:bfloat16, w8a8"))
+    assert [kind.label for kind in named.kinds] == ["int8:bfloat16", "w8a8"]

@@ -129,7 +129,9 @@ INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int 
                        float *out, int64_t ld_out, const float *residual, int64_t block) {
     const int64_t K = w->num_in;
     vf acc[6][8];
+#pragma GCC unroll 8
     for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
         for (int n = 0; n < NB; n++) acc[m][n] = v_zero();
     const float *wf = (const float *)w->weight + block * K * LANES;
     const uint16_t *wh = (const uint16_t *)w->weight + block * K * LANES;
@@ -150,7 +152,9 @@ INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int 
             for (int n = 0; n < NB; n++) acc[m][n] = v_fma(a, b[n], acc[m][n]);
         }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
         for (int n = 0; n < NB; n++)
             finish(w, acc[m][n], block + n, out + m * ld_out, residual ? residual + m * ld_out : NULL);
 }
@@ -224,11 +228,15 @@ INLINE void tile_int8(const Linear *w, const int MR, const int NB, const int16_t
     const int64_t k_block = w->kind == W_W8A8 ? K : K_BLOCK; /* two eight-bit factors cannot overflow */
     const int split = K > k_block;
     if (split)
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) total[m][n] = v_zero();
     for (int64_t k0 = 0; k0 < K; k0 += k_block) {
         const int64_t k1 = k0 + k_block < K ? k0 + k_block : K;
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) acc[m][n] = i_zero();
         for (int64_t k = k0; k < k1; k += 2) {
             vw b[8];
@@ -243,11 +251,15 @@ INLINE void tile_int8(const Linear *w, const int MR, const int NB, const int16_t
                 for (int n = 0; n < NB; n++) acc[m][n] = i_dot(acc[m][n], b[n], x + m * K + k);
         }
         if (split)
+#pragma GCC unroll 8
             for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
                 for (int n = 0; n < NB; n++) total[m][n] = v_add(total[m][n], i_float(acc[m][n]));
     }
+#pragma GCC unroll 8
     for (int n = 0; n < NB; n++) {
         const vf s = v_load((const float *)w->scale + (block + n) * LANES);
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++) {
             vf sum = split ? total[m][n] : i_float(acc[m][n]);
             finish(w, v_mul(sum, v_mul(s, v_set(x_scale[m]))), block + n, out + m * ld_out,
@@ -262,7 +274,9 @@ INLINE void tile_w8a8(const Linear *w, const int MR, const int NB, const uint8_t
     const int64_t K = w->num_in_padded;
     const int8_t *weights = (const int8_t *)w->weight + block * K * LANES;
     vi acc[6][8];
+#pragma GCC unroll 8
     for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
         for (int n = 0; n < NB; n++) acc[m][n] = i_zero();
     for (int64_t k = 0; k < K; k += 4) {
         vi b[8];
@@ -280,9 +294,11 @@ INLINE void tile_w8a8(const Linear *w, const int MR, const int NB, const uint8_t
             for (int n = 0; n < NB; n++) acc[m][n] = _mm512_dpbusd_epi32(acc[m][n], a, b[n]);
         }
     }
+#pragma GCC unroll 8
     for (int n = 0; n < NB; n++) {
         const vf s = v_load((const float *)w->scale + (block + n) * LANES);
         const vi offset = _mm512_slli_epi32(_mm512_loadu_si512(w->sum + (block + n) * LANES), 7);
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
             finish(w, v_mul(i_float(_mm512_sub_epi32(acc[m][n], offset)), v_mul(s, v_set(x_scale[m]))), block + n,
                    out + m * ld_out, residual ? residual + m * ld_out : NULL);
@@ -296,26 +312,32 @@ INLINE void tile_int4(const Linear *w, const int MR, const int NB, const char *x
     const uint8_t *weights = (const uint8_t *)w->weight + block * K * LANES / 2;
     const uint16_t *scales = (const uint16_t *)w->scale + block * groups * 2 * LANES; /* bf16 [groups, 2, 16] */
     vf total[6][4];
+#pragma GCC unroll 8
     for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
         for (int n = 0; n < NB; n++) total[m][n] = v_zero();
     for (int64_t g = 0; g < groups; g++) {
         vi acc[6][4];
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) acc[m][n] = i_zero();
 #if HAVE_VNNI
         vi rest[6][4];
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) rest[m][n] = i_zero();
 #pragma GCC unroll 1
         for (int j = 0; j < GROUP; j += 8) {
             const vi mask = _mm512_set1_epi8(15);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) {
                 const uint8_t *p = weights + (n * K + g * GROUP + j) * LANES / 2;
                 FETCH(p + NB * K * LANES / 2);
                 const vi both = _mm512_loadu_si512(p);
                 const vi low = _mm512_and_si512(both, mask), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
                 for (int m = 0; m < MR; m++) {
                     const char *a = x + m * bytes + g * 2 * GROUP + j;
                     int32_t four[4];
@@ -328,19 +350,19 @@ INLINE void tile_int4(const Linear *w, const int MR, const int NB, const char *x
                 }
             }
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++)
                 acc[m][n] = _mm512_add_epi32(_mm512_slli_epi32(acc[m][n], 7), rest[m][n]);
 #else
         for (int64_t k = g * GROUP; k < (g + 1) * GROUP; k += 4) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int n = 0; n < NB; n++) {
                 const uint8_t *p = weights + (n * K + k) * LANES / 2;
                 FETCH(p + NB * K * LANES / 2);
                 const vw low = w_low(p), high = w_high(p);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
                 for (int m = 0; m < MR; m++) {
                     const int16_t *a = (const int16_t *)(x + m * bytes) + k;
                     acc[m][n] = i_dot(acc[m][n], low, a);
@@ -353,7 +375,7 @@ INLINE void tile_int4(const Linear *w, const int MR, const int NB, const char *x
         for (int n = 0; n < NB; n++) {
             const vf scale = v_load_bf16(scales + (n * groups + g) * 2 * LANES);
             const vf least = v_load_bf16(scales + (n * groups + g) * 2 * LANES + LANES);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int m = 0; m < MR; m++) {
                 float sum;
                 memcpy(&sum, x + m * bytes + 2 * K + 4 * g, 4);
@@ -361,7 +383,9 @@ INLINE void tile_int4(const Linear *w, const int MR, const int NB, const char *x
             }
         }
     }
+#pragma GCC unroll 8
     for (int n = 0; n < NB; n++)
+#pragma GCC unroll 8
         for (int m = 0; m < MR; m++)
             finish(w, v_mul(total[m][n], v_set(x_scale[m])), block + n, out + m * ld_out,
                    residual ? residual + m * ld_out : NULL);
@@ -393,10 +417,12 @@ static void (*const TABLE[6][4])(ARGS) = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5)
 
 #if defined(__AVX512F__)
 static const int MOST_BLOCKS[7] = {0, 4, 4, 4, 4, 4, 4};
+static const int MOST_BLOCKS_INT8[7] = {0, 4, 4, 4, 4, 3, 3}; /* gcc spills sums to the stack beyond that */
 static const int MOST_BLOCKS_INT4[7] = {0, 4, 4, 3, 2, 2, 1}; /* three registers per output */
 #define MOST_ROWS 6
 #else /* sixteen registers of eight lanes */
 static const int MOST_BLOCKS[7] = {0, 4, 2, 2, 1, 1, 1};
+static const int MOST_BLOCKS_INT8[7] = {0, 4, 2, 2, 1, 1, 1};
 static const int MOST_BLOCKS_INT4[7] = {0, 2, 1, 1, 1, 1, 1};
 #define MOST_ROWS 5
 #endif
@@ -407,7 +433,7 @@ void matmul_blocks(const Linear *w, const float *x, int64_t ld_x, Quantised q, i
     const int64_t bytes = row_bytes(w);
     /* As even tiles as possible: seven rows are 4 + 3, not 6 + 1. */
     const int64_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int *const blocks = w->kind == W_INT4 ? MOST_BLOCKS_INT4 : MOST_BLOCKS;
+    const int *const blocks = w->kind == W_INT4 ? MOST_BLOCKS_INT4 : row_bytes(w) ? MOST_BLOCKS_INT8 : MOST_BLOCKS;
     const int most = blocks[(num_rows + num_tiles - 1) / num_tiles];
     for (int64_t block = block0; block < block1;) {
         const int64_t left = block1 - block, steps = (left + most - 1) / most;

@@ -71,7 +71,7 @@ def speculation(bench: Bench) -> None:
     findings.add("spec_vs_transformers_assisted", paired_ratio(seconds[peer], seconds["ours"]))
     if {"ours_fp32_draft", "assisted_float32"} <= seconds.keys():
         ratio = paired_ratio(seconds["assisted_float32"], seconds["ours_fp32_draft"])
-        findings.add("spec_fp32_draft_vs_transformers_assisted_fp32", ratio)
+        findings.add("spec_fp32_draft_vs_assisted_fp32", ratio)
     findings.add("spec_vs_alone", paired_ratio(seconds["ours_alone"], seconds["ours"]))
     findings.add("spec_vs_transformers_alone", paired_ratio(seconds["transformers_alone"], seconds["ours"]))
     findings.add("transformers_assisted_vs_alone", paired_ratio(seconds["transformers_alone"], seconds[peer]))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from cluster.bench.serve.asks import Ask, Figures, Outcome
 from cluster.bench.serve.bench import LoadBench, LoadFailed
+from cluster.bench.serve.client import longest_prompt
 from cluster.bench.stats import spread
 from cluster.bench.texts import fixed_text
 
@@ -17,8 +18,13 @@ KEYS = ("second_turn_prefill_share_target", "second_turn_prefill_share_draft")
 def chat(bench: LoadBench) -> None:
     """Ask about 1,000 tokens of text, then once more in the same chat; several texts one after another."""
     findings = bench.findings
+    longest = longest_prompt(bench.service.address)
+    if longest < PROMPT_TOKENS * 5 // 4:
+        findings.skip(KEYS, f"the service takes prompts of {longest} tokens: too few for a chat of {PROMPT_TOKENS}")
+        return
     try:
-        shares = [_second_turn(bench, number) for number in range(bench.settings.rounds)]
+        num_chars = bench.excerpt_chars(PROMPT_TOKENS)
+        shares = [_second_turn(bench, number, num_chars) for number in range(bench.settings.rounds)]
     except LoadFailed as error:
         findings.skip(KEYS, str(error))
         return
@@ -51,8 +57,8 @@ def prefill_share(figures: Figures, cached_tokens: int | None) -> float | None:
     return None if cached_tokens is None else 1.0 - cached_tokens / figures.num_prompt_tokens
 
 
-def _second_turn(bench: LoadBench, number: int) -> Figures:
-    opening = _opening(bench, number)
+def _second_turn(bench: LoadBench, number: int, num_chars: int) -> Figures:
+    opening = _opening(bench, number, num_chars)
     first = _one(bench, opening, f"chat {number + 1}, first turn")
     turns = (*opening.turns, ("assistant", first.text), ("user", QUESTION))
     second = _one(bench, replace(opening, turns=turns), f"chat {number + 1}, second turn")
@@ -60,11 +66,10 @@ def _second_turn(bench: LoadBench, number: int) -> Figures:
     return second.figures
 
 
-def _opening(bench: LoadBench, number: int) -> Ask:
+def _opening(bench: LoadBench, number: int, num_chars: int) -> Ask:
     """A first turn of about `PROMPT_TOKENS`, beginning elsewhere in the text each time."""
     text = fixed_text()
-    num_chars = PROMPT_TOKENS * 4  # English, roughly; the true number is in the report
-    start = (number * 1201) % (len(text) - num_chars)
+    start = (number * 1201) % max(1, len(text) - num_chars)
     return Ask(
         name="chat", turns=(("user", f"Text {number}. Summarise:\n\n{text[start : start + num_chars]}"),),
         max_tokens=bench.settings.max_tokens, speculation=bench.settings.speculation,

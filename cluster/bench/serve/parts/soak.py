@@ -12,10 +12,11 @@ import numpy as np
 from cluster.bench.serve.arrivals import poisson
 from cluster.bench.serve.asks import OK
 from cluster.bench.serve.bench import MANY, LoadBench, LoadFailed, begin
+from cluster.bench.serve.client import longest_prompt
 from cluster.bench.serve.client_process import Closed, Open
 from cluster.bench.serve.figures import steady_window, summarise
 from cluster.bench.serve.memory import Sampler
-from cluster.bench.serve.soak import Verdict, mixed_asks, verdicts
+from cluster.bench.serve.soak import LONG_TOKENS, Verdict, mixed_asks, verdicts
 from cluster.bench.texts import fixed_text
 
 CAPACITY_SHARE = 0.2  # of the soak's time goes to measuring capacity, within these bounds
@@ -29,9 +30,10 @@ def soak(bench: LoadBench, duration_s: float, overload: float) -> list[Verdict]:
     """Mixed load at `overload` times the measured capacity for `duration_s`. Raises `LoadFailed`."""
     settings, findings, service = bench.settings, bench.findings, bench.service
     rng = np.random.default_rng(settings.random_seed)
-    capacity = _capacity(bench, duration_s, rng)
+    long_chars = bench.excerpt_chars(min(LONG_TOKENS, longest_prompt(service.address) * 2 // 3))
+    capacity = _capacity(bench, duration_s, long_chars, rng)
     times = poisson(overload * capacity, duration_s, rng) or [0.0]
-    asks = mixed_asks(len(times), settings.prompts, fixed_text(), rng)
+    asks = mixed_asks(len(times), settings.prompts, fixed_text(), long_chars, rng)
     load = Open([replace(ask, at_s=at) for ask, at in zip(asks, times, strict=True)])
     with ExitStack() as stack:
         sampler = stack.enter_context(Sampler(service.processes)) if service.processes is not None else None
@@ -63,12 +65,12 @@ def soak(bench: LoadBench, duration_s: float, overload: float) -> list[Verdict]:
     return found
 
 
-def _capacity(bench: LoadBench, duration_s: float, rng: np.random.Generator) -> float:
+def _capacity(bench: LoadBench, duration_s: float, long_chars: int, rng: np.random.Generator) -> float:
     """Requests per second that end when as many clients as may run at once never pause."""
     config = bench.service.config
     streams = config.limits.max_concurrent_requests if config is not None else min(MANY, max(bench.settings.streams))
     measure_s = min(max(CAPACITY_S[0], CAPACITY_SHARE * duration_s), CAPACITY_S[1])
-    load = Closed(mixed_asks(256, bench.settings.prompts, fixed_text(), rng), streams, measure_s)
+    load = Closed(mixed_asks(256, bench.settings.prompts, fixed_text(), long_chars, rng), streams, measure_s)
     outcomes = bench.put("capacity", load, measure_s)
     begin_s, end_s = steady_window(outcomes, begin(outcomes), measure_s)
     # Whatever ended freed its place, however it ended; a refusal took none.

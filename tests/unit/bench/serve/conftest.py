@@ -22,6 +22,7 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
         self.stop = threading.Event()
         self.running = 0
         self.most_running = 0
+        self.max_prompt = 2048
         self._lock = threading.Lock()
 
     def GenerateStream(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateChunk]:
@@ -35,6 +36,9 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
         finally:
             with self._lock:
                 self.running -= 1
+
+    def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.ServicerContext) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(limits=pb.Limits(max_context_tokens=4096, max_prompt_tokens=self.max_prompt))
 
     def _answer(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateChunk]:
         order = request.chat.messages[-1].content if request.HasField("chat") else "fine"

@@ -40,6 +40,13 @@ def test_levels_that_were_not_asked_for_are_named(scripted: tuple[Scripted, str]
     assert set(skipped) == {"control_ms_per_round_p50", "control_ms_per_sequence_round"}
 
 
+def test_a_chat_that_the_service_does_not_take_is_left_out_with_its_reason(scripted: tuple[Scripted, str]) -> None:
+    scripted[0].max_prompt = 500
+    settings = replace(FINE, sections=("chat",))
+    skipped = run(settings, Service(scripted[1]), Unwatched()).skipped
+    assert "prompts of 500 tokens" in skipped["second_turn_prefill_share_target"]
+
+
 def test_refusals_are_counted_by_status(scripted: tuple[Scripted, str]) -> None:
     settings = replace(FINE, prompts=(Prompt("x", "full"),), streams=(1,), sections=("closed",))
     findings = run(settings, Service(scripted[1]), Unwatched())

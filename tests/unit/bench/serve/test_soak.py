@@ -28,7 +28,7 @@ def judge(*outcomes: Outcome, num_sent: int | None = None, promised: bool = True
 
 
 def test_the_mix_holds_every_sort_of_request_and_repeats_its_greedy_and_seeded_ones() -> None:
-    asks = mixed_asks(400, BUILT_IN, fixed_text(), np.random.default_rng(0))
+    asks = mixed_asks(400, BUILT_IN, fixed_text(), 900, np.random.default_rng(0))
     assert {ask.name for ask in asks} == {
         f"{length} {kind}" for length in ("short", "long") for kind in ("greedy", "seeded", "sampled")
     }
@@ -36,7 +36,7 @@ def test_the_mix_holds_every_sort_of_request_and_repeats_its_greedy_and_seeded_o
     again = [(ask.turns, ask.seed) for ask in asks if "seeded" in ask.name]
     assert len(set(again)) < len(again) / 2
     assert all((ask.seed is None) == ("seeded" not in ask.name) for ask in asks)
-    assert asks == mixed_asks(400, BUILT_IN, fixed_text(), np.random.default_rng(0))
+    assert asks == mixed_asks(400, BUILT_IN, fixed_text(), 900, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("status", "ask", "odd"), [
