@@ -84,7 +84,7 @@ def test_twelve_questions_of_six_kinds_get_the_ids_of_the_target_alone_on_two_ra
 
 def test_model_info_tells_tiers_and_limits(service: Service) -> None:
     info = service.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=PATIENCE_S)
-    assert [(tier.name, tier.weights) for tier in info.tiers] == [("draft", "int8"), ("target", "fp32")]
+    assert [(tier.name, tier.weights) for tier in info.tiers] == [("draft", "int4"), ("target", "fp32")]
     assert info.model == "smollm2-135m-instruct"
     assert info.limits.max_context_tokens == 2048
     assert info.vocab_size > 49_000

@@ -151,7 +151,7 @@ def test_sharded_logits_are_close_to_the_whole_model_and_their_bits_independent_
     assert np.abs(one - whole).max() < 5e-4
     for chunk, (first, second) in by_chunk.items():
         np.testing.assert_array_equal(first, one, err_msg=f"chunks of {chunk}")
-        np.testing.assert_array_equal(second, one, err_msg=f"rank 1, chunks of {chunk}")
+        assert len(second) == 0, "rank 0 alone decides: no other needs logits"
 
 
 def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: None, model_path: Path) -> None:
