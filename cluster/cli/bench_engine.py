@@ -191,7 +191,7 @@ def step_table(findings: Findings) -> Table:
     machine: Any = findings.details["machine"]
     rates = machine["giga_operations_per_s"]
     table = Table(
-        title="ms per pass, by rows of one sequence", box=box.SIMPLE_HEAD,
+        title="ms per pass, by rows of one sequence", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
         caption=f"Floors: {machine['read_gb_per_s']:.3g} GB/s for the bytes that {counts[0]} rows read; "
         f"{', '.join(f'{rates[name]:.3g} ({name})' for name in rates)} G operations/s for {counts[-1]} rows; "
         f"{machine['num_threads']} threads.",
