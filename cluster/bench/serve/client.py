@@ -58,12 +58,12 @@ def figures(finish: pb.Finish) -> Figures:
     )
 
 
-def longest_prompt(address: str) -> int:
-    """Tokens that a prompt may have with room for an answer, as the service says. Raises grpc.RpcError."""
+def longest_prompt(address: str, answer_tokens: int) -> int:
+    """Tokens that a prompt may have with room for `answer_tokens`, as the service says. Raises grpc.RpcError."""
     with grpc.insecure_channel(address) as channel:
         stub = outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
         limits = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S).limits
-    room = limits.max_context_tokens // 2  # the other half is for answers
+    room = limits.max_context_tokens - answer_tokens
     return int(min(room, limits.max_prompt_tokens) if limits.max_prompt_tokens else room)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from cluster.bench.serve.asks import LEFT, LOST, OK, Ask, Outcome
 from cluster.bench.texts import Prompt
 
+MOST_TOKENS = 64  # of an answer
 REFUSED = "RESOURCE_EXHAUSTED"
 LATE = "DEADLINE_EXCEEDED"
 LONG_TOKENS = 600  # of a long prompt, if the service takes so many
@@ -44,7 +45,7 @@ def mixed_asks(
         else:
             turns = (("user", prompts[int(rng.integers(0, min(len(prompts), 8)))].text),)
             length = "short"
-        max_tokens = int(rng.choice([16, 32, 64]))
+        max_tokens = int(rng.choice([16, 32, MOST_TOKENS]))
         kind = str(rng.choice(["greedy", "seeded", "sampled"]))
         ask = Ask(name=f"{length} {kind}", turns=turns, max_tokens=max_tokens, timeout_s=PATIENT_S)
         if kind == "seeded":

@@ -11,6 +11,7 @@ from cluster.bench.stats import spread
 from cluster.bench.texts import fixed_text
 
 PROMPT_TOKENS = 1000  # of the first turn, about
+MARGIN_TOKENS = 150  # for the second question, the chat template, and the estimate of the first turn's length
 QUESTION = "Go on: what happened next, and why?"
 KEYS = ("second_turn_prefill_share_target", "second_turn_prefill_share_draft")
 
@@ -18,8 +19,8 @@ KEYS = ("second_turn_prefill_share_target", "second_turn_prefill_share_draft")
 def chat(bench: LoadBench) -> None:
     """Ask about 1,000 tokens of text, then once more in the same chat; several texts one after another."""
     findings = bench.findings
-    longest = longest_prompt(bench.service.address)
-    if longest < PROMPT_TOKENS * 5 // 4:
+    longest = longest_prompt(bench.service.address, bench.settings.max_tokens)
+    if longest < PROMPT_TOKENS + bench.settings.max_tokens + MARGIN_TOKENS:
         findings.skip(KEYS, f"the service takes prompts of {longest} tokens: too few for a chat of {PROMPT_TOKENS}")
         return
     try:

@@ -16,11 +16,12 @@ from cluster.bench.serve.client import longest_prompt
 from cluster.bench.serve.client_process import Closed, Open
 from cluster.bench.serve.figures import steady_window, summarise
 from cluster.bench.serve.memory import Sampler
-from cluster.bench.serve.soak import LONG_TOKENS, Verdict, mixed_asks, verdicts
+from cluster.bench.serve.soak import LONG_TOKENS, MOST_TOKENS, Verdict, mixed_asks, verdicts
 from cluster.bench.texts import fixed_text
 
 CAPACITY_SHARE = 0.2  # of the soak's time goes to measuring capacity, within these bounds
-CAPACITY_S = (10.0, 60.0)
+CAPACITY_S = (10.0, 90.0)
+CAPACITY_RAMP = 0.5  # of that time, not counted: prompts are met for the first time, and answers end in waves
 WARMUP_SHARE = 1 / 3  # of the soak, before memory is judged: caches fill, allocators grow to their peak
 MIN_JUDGED_S = 120.0  # of a soak whose memory can be judged at all
 FREED_S = 20.0  # after the last request, pools hold nothing within this time
@@ -30,7 +31,7 @@ def soak(bench: LoadBench, duration_s: float, overload: float) -> list[Verdict]:
     """Mixed load at `overload` times the measured capacity for `duration_s`. Raises `LoadFailed`."""
     settings, findings, service = bench.settings, bench.findings, bench.service
     rng = np.random.default_rng(settings.random_seed)
-    long_chars = bench.excerpt_chars(min(LONG_TOKENS, longest_prompt(service.address) * 2 // 3))
+    long_chars = bench.excerpt_chars(min(LONG_TOKENS, longest_prompt(service.address, MOST_TOKENS) * 2 // 3))
     capacity = _capacity(bench, duration_s, long_chars, rng)
     times = poisson(overload * capacity, duration_s, rng) or [0.0]
     asks = mixed_asks(len(times), settings.prompts, fixed_text(), long_chars, rng)
@@ -72,7 +73,7 @@ def _capacity(bench: LoadBench, duration_s: float, long_chars: int, rng: np.rand
     measure_s = min(max(CAPACITY_S[0], CAPACITY_SHARE * duration_s), CAPACITY_S[1])
     load = Closed(mixed_asks(256, bench.settings.prompts, fixed_text(), long_chars, rng), streams, measure_s)
     outcomes = bench.put("capacity", load, measure_s)
-    begin_s, end_s = steady_window(outcomes, begin(outcomes), measure_s)
+    begin_s, end_s = steady_window(outcomes, begin(outcomes), measure_s, CAPACITY_RAMP)
     # Whatever ended freed its place, however it ended; a refusal took none.
     ended = sum(1 for o in outcomes if begin_s < o.end_s <= end_s and o.status != "RESOURCE_EXHAUSTED")
     if ended == 0:
