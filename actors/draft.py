@@ -52,9 +52,9 @@ class DraftActor:
 
     def _propose(self, payload: bytes) -> Call:
         started = time.monotonic()
-        context, num_tokens = decode_propose(payload)
+        context, shape = decode_propose(payload)
         try:
-            future: Future[Draft] = self._drafter.propose(context, num_tokens)
+            future: Future[Draft] = self._drafter.propose(context, shape)
         except Exception as error:  # whatever happened, the round goes on without a draft and says why
             future = completed(Draft(
                 np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",

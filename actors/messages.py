@@ -70,8 +70,30 @@ class Laws:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftShape:
+    """How much a drafter is asked to propose: a chain of `num_tokens`, or a tree.
+
+    A tree is *static* when `widths` is given (children per node of each level) and *dynamic* when `num_nodes`
+    is: grown where the product of the drafter's probabilities along the path is largest (EAGLE-2, 2406.16858).
+    """
+
+    num_tokens: int  # longest path
+    num_nodes: int = 0  # of a dynamic tree; 0: no such tree
+    widths: tuple[int, ...] = ()  # [depth of a static tree], each at least 1
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether nothing branches."""
+        return self.num_nodes == 0 and not self.widths
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens. `laws` is None when ids suffice (greedy, coupled) or for a deterministic drafter."""
+    """Proposed tokens. `laws` is None when ids suffice (greedy, coupled) or for a deterministic drafter.
+
+    With `parents` the tokens form a tree: siblings stand in the order in which they were drawn, and a sibling's law is
+    the one that it was drawn from after those before it (the same again with replacement, renormalised without).
+    """
 
     tokens: Ids  # [num_draft_tokens], possibly empty
     laws: Laws | None = None
@@ -81,6 +103,47 @@ class Draft:
     prefix_missing: bool = False  # the actor does not hold [0, start): call again with start = 0
     model_seconds: float = 0.0  # of `seconds`: inside forward passes that this call took part in
     num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
+    parents: Ids | None = None  # [num_draft_tokens] index of each token's parent, smaller than its own; -1: follows
+    # the context. None: a chain
+    pass_rows: int = 0  # rows of the last forward pass that this call took part in, other sequences' included
+    pass_seconds: float = 0.0  # of that pass
+
+
+@dataclass(frozen=True, slots=True)
+class AheadPlan:
+    """What to draft for the outcomes of a verify pass that is still under way."""
+
+    shape: DraftShape  # of each branch, the verifier's own token not counted
+    num_branches: int  # at most; the likeliest outcomes are taken
+    num_guesses: int  # of the verifier's own token, for one and the same number of accepted tokens
+    max_total_tokens: int  # no branch, with its context, gets longer than this
+    time_s: float  # no pass begins later than this after the call came: what is there by then is the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What follows one outcome: the draft up to and with `node` is accepted, and then `token` is the verifier's own."""
+
+    node: int  # index in the draft under verification; -1: none of it is accepted
+    token: int
+    draft: Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """Drafts for the likely outcomes of the verify pass of `round`, likeliest first, at most one for an outcome."""
+
+    round: int  # `Context.round` of the verify call whose outcomes these are
+    branches: tuple[Branch, ...] = ()
+    tier: int = 0
+    seconds: float = 0.0  # wall time spent on it, queue included
+    model_seconds: float = 0.0
+    error: str | None = None  # why there are no branches although some were asked for
+    prefix_missing: bool = False
+
+    def find(self, node: int, token: int) -> Branch | None:
+        """The branch of an outcome."""
+        return next((b for b in self.branches if b.node == node and b.token == token), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +179,10 @@ class Verdict:
     num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
     draft_model_seconds: float = 0.0  # of `draft_seconds`: inside forward passes
     verify_model_seconds: float = 0.0  # of `verify_seconds`: inside forward passes
+    path: tuple[int, ...] | None = None  # [num_accepted] accepted nodes of a tree, from its root; None: a chain
+    pass_rows: int = 0  # as in `Draft`, of this pass
+    pass_seconds: float = 0.0
+    missed: bool = False  # of an enumeration: none of its branches fits the outcome, nothing was verified
 
     def as_draft(self) -> Draft:
         """This verdict read as the next tier's draft."""

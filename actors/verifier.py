@@ -85,7 +85,7 @@ class VerifyJob(Job):
                 logprobs=verified.logprobs, draft_seconds=self._draft_seconds,
                 verify_seconds=self.seconds, draft_error=self._draft_error,
                 num_cached_tokens=self.num_cached_tokens, draft_model_seconds=self._draft_model_seconds,
-                verify_model_seconds=self.model_seconds,
+                verify_model_seconds=self.model_seconds, pass_rows=self.pass_rows, pass_seconds=self.pass_seconds,
             )
         )
         return None

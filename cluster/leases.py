@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.messages import Context, Draft, Ids, ReplicaInfo, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, Verdict
 from actors.wire.codec import decode_draft, decode_verdict, encode, encode_close, encode_propose, encode_verify
 from actors.wire.frames import Kind
 from cluster.channel import CallFailed, Channel, ChannelLost, Channels
@@ -103,9 +103,9 @@ class RayLease:
             if not call.done():
                 call.set_exception(ChannelLost("its lease ended"))
 
-    def propose(self, context: Context, num_tokens: int) -> DraftHandle:
+    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
         """Start drafting; returns at once."""
-        payload = self._call(Kind.PROPOSE, encode_propose(context, num_tokens))
+        payload = self._call(Kind.PROPOSE, encode_propose(context, shape))
         payload.add_done_callback(_mark_seen)  # a draft that nobody waits for may fail without a warning
         return RemoteDraft(payload)
 

@@ -12,7 +12,7 @@ from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.runner import LocalRunner
-from actors.messages import Context, Draft, Ids, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, ReplicaStats, Verdict
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
 from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, Lease, ReplicaLost
@@ -44,10 +44,10 @@ class RandomDrafter(Drafter):
         self._rng = np.random.default_rng(seed)
         self._vocab_size = vocab_size
 
-    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
-        """`num_tokens` random ids."""
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
+        """As many random ids as asked for."""
         done: Future[Draft] = Future()
-        ids = self._rng.integers(0, self._vocab_size + 3, num_tokens).astype(np.int32)
+        ids = self._rng.integers(0, self._vocab_size + 3, shape.num_tokens).astype(np.int32)
         done.set_result(Draft(tokens=ids))
         return done
 
@@ -92,10 +92,10 @@ class LocalLease:
         """The name of the replica."""
         return self._replica_id
 
-    def propose(self, context: Context, num_tokens: int) -> DraftHandle:
+    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
         """Ask the drafter."""
         assert isinstance(self._tier.worker, Drafter)
-        return LocalDraft(self._tier.worker.propose(context, num_tokens))
+        return LocalDraft(self._tier.worker.propose(context, shape))
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
         """Ask the verifier."""

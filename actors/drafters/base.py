@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from actors.messages import Context, Draft, Ids, ReplicaStats
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats
 
 
 class Drafter(abc.ABC):
@@ -17,8 +17,8 @@ class Drafter(abc.ABC):
     """
 
     @abc.abstractmethod
-    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
-        """Queue a proposal of at most `num_tokens` tokens after `context` (0 < num_tokens)."""
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
+        """Queue a proposal after `context`; a drafter that knows no trees answers a chain of `shape.num_tokens`."""
 
     @abc.abstractmethod
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:

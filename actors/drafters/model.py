@@ -10,7 +10,7 @@ from actors.drafters.base import Drafter
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
-from actors.messages import Context, Draft, Ids, ReplicaInfo
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import draw
 from actors.sampling.laws import SparseLaw
@@ -58,6 +58,7 @@ class DraftJob(Job):
                 tokens=np.array(self._tokens, np.int32),
                 laws=draft_laws.build(self._laws) if self._laws else None, tier=self._tier, seconds=self.seconds,
                 model_seconds=self.model_seconds, num_cached_tokens=self.num_cached_tokens,
+                pass_rows=self.pass_rows, pass_seconds=self.pass_seconds,
             )
         )
         return None
@@ -81,9 +82,9 @@ class ModelDrafter(EngineBacked, Drafter):
         super().__init__(engine, info)
         self._law_support = law_support
 
-    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal; cut to what the draft model's own context still holds."""
         room = self._info.max_context_tokens - context.num_tokens + 1
-        job = DraftJob(context, max(1, min(num_tokens, room)), self._info.tier, self._law_support)
+        job = DraftJob(context, max(1, min(shape.num_tokens, room)), self._info.tier, self._law_support)
         self.engine.submit(job)
         return job.future

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from actors.drafters.base import Drafter
-from actors.messages import Context, Draft, Ids, ReplicaStats
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats
 from actors.spec import DrafterSpec
 
 NO_IDS = np.empty(0, np.int32)
@@ -117,11 +117,11 @@ class NgramDrafter(Drafter):
         self._num_hits = 0  # proposals that found a match
         self._num_rows = 0  # draft tokens proposed
 
-    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
-        """A completed future: up to `num_tokens` copied tokens, none when no suffix is known."""
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
+        """A completed future: up to `shape.num_tokens` copied tokens, none when no suffix is known."""
         started = time.perf_counter()
         with self._lock:
-            tokens, error, prefix_missing = self._propose(context, num_tokens)
+            tokens, error, prefix_missing = self._propose(context, shape.num_tokens)
         future: Future[Draft] = Future()
         future.set_result(
             Draft(

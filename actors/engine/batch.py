@@ -120,7 +120,7 @@ class Batch:
         first = 0
         for chunk, part in zip(chunks, parts, strict=True):
             sequence = self._table[chunk.sequence_id]
-            self._advance(sequence, part, seconds)
+            self._advance(sequence, part, len(step.input_ids), seconds)
             self._deliver(sequence, rows.part(first, first + part.num_logits))
             first += part.num_logits
         return True
@@ -132,13 +132,14 @@ class Batch:
         ids = sequence.ids.view(chunk.start, chunk.end)
         return Part(ids, chunk.start, self.kv.pages(chunk.sequence_id), num_logits)
 
-    def _advance(self, sequence: Sequence, part: Part, seconds: float) -> None:
+    def _advance(self, sequence: Sequence, part: Part, pass_rows: int, seconds: float) -> None:
         end = part.start + len(part.ids)
         self.kv.advance(sequence.sequence_id, part.ids)
         self.kv.commit(sequence.sequence_id, min(sequence.num_committed, end))
         sequence.has_run = True
         if sequence.job is not None:
             sequence.job.model_seconds += seconds
+            sequence.job.pass_rows, sequence.job.pass_seconds = pass_rows, seconds
 
     def _deliver(self, sequence: Sequence, logits: LogitRows) -> None:
         """Give a call its logits, once all of them are there."""

@@ -43,6 +43,7 @@ class Job(abc.ABC):
         self.first_logit = 0  # position from which on logits are wanted
         self.pending: list[LogitRows] = []  # of a pass that took several steps, oldest first
         self.model_seconds = 0.0  # inside forward passes that this call took part in
+        self.pass_rows, self.pass_seconds = 0, 0.0  # of the last of them, other sequences' rows included
         # Set by the job:
         self.num_decided = 0  # tokens of the sequence that this tier has decided: they may enter the prefix cache
 

@@ -15,14 +15,28 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-from actors.messages import Context, Draft, Ids, Laws, Origin, TokenLogprobs, Verdict
+from actors.messages import (
+    AheadPlan,
+    Branch,
+    Context,
+    Draft,
+    DraftShape,
+    Enumeration,
+    Ids,
+    Laws,
+    Origin,
+    TokenLogprobs,
+    Verdict,
+)
 from actors.sampling.params import SamplingParams
 
 Message = TypeVar("Message")
 
 _DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_WIRE_CLASSES: tuple[type[Any], ...] = (Context, SamplingParams, Draft, Laws, Verdict, TokenLogprobs)
+_WIRE_CLASSES: tuple[type[Any], ...] = (
+    Context, SamplingParams, Draft, DraftShape, AheadPlan, Branch, Enumeration, Laws, Verdict, TokenLogprobs,
+)
 
 
 def _names(cls: type[Any]) -> tuple[str, ...]:
@@ -36,15 +50,37 @@ SCHEMA = hashlib.blake2b(
 ).digest()
 
 
-def encode_propose(context: Context, num_tokens: int) -> bytes:
+def encode_propose(context: Context, shape: DraftShape) -> bytes:
     """The payload of a proposal."""
-    return _pack((context, num_tokens))
+    return _pack((context, shape))
 
 
-def decode_propose(payload: bytes) -> tuple[Context, int]:
-    """(context, num_tokens)."""
-    context, num_tokens = _unpack(payload)
-    return _context(context), num_tokens
+def decode_propose(payload: bytes) -> tuple[Context, DraftShape]:
+    """(context, shape)."""
+    context, shape = _unpack(payload)
+    return _context(context), DraftShape(*shape)
+
+
+def encode_ahead(context: Context, draft: bytes, verify_round: int, plan: AheadPlan) -> bytes:
+    """The payload of a call for an enumeration; the draft as the actor sent it."""
+    return _pack((context, draft, verify_round, plan))
+
+
+def decode_ahead(payload: bytes) -> tuple[Context, Draft, int, AheadPlan]:
+    """(context, draft, verify_round, plan)."""
+    context, draft, verify_round, plan = _unpack(payload)
+    return _context(context), decode_draft(draft), verify_round, _plan(plan)
+
+
+def encode_verify_ahead(sequence_id: str, round: int, enumeration: bytes) -> bytes:
+    """The payload of a verify pass over whichever branch turns out to fit; the enumeration as the actor sent it."""
+    return _pack((sequence_id, round, enumeration))
+
+
+def decode_verify_ahead(payload: bytes) -> tuple[str, int, Enumeration]:
+    """(sequence_id, round, enumeration)."""
+    sequence_id, round, enumeration = _unpack(payload)
+    return sequence_id, round, decode_enumeration(enumeration)
 
 
 def encode_verify(context: Context, drafts: Sequence[bytes], want_laws: bool) -> bytes:
@@ -69,7 +105,7 @@ def decode_close(payload: bytes) -> tuple[str, Ids | None]:
     return sequence_id, held
 
 
-def encode(message: Draft | Verdict) -> bytes:
+def encode(message: Draft | Verdict | Enumeration) -> bytes:
     """One message. Raises TypeError for an array that is not one-dimensional or of another type than tokens have."""
     return _pack(message)
 
@@ -77,6 +113,11 @@ def encode(message: Draft | Verdict) -> bytes:
 def decode_draft(payload: bytes) -> Draft:
     """What `encode` made of a draft; its arrays are read-only."""
     return _draft(_unpack(payload))
+
+
+def decode_enumeration(payload: bytes) -> Enumeration:
+    """What `encode` made of an enumeration; its arrays are read-only."""
+    return _enumeration(_unpack(payload))
 
 
 def decode_verdict(payload: bytes) -> Verdict:
@@ -140,6 +181,9 @@ _laws = _decoder(Laws)
 _logprobs = _decoder(TokenLogprobs)
 _context = _decoder(Context, sampling=_sampling)
 _draft = _decoder(Draft, laws=_laws)
+_plan = _decoder(AheadPlan, shape=lambda values: DraftShape(*values))
+_branch = _decoder(Branch, draft=_draft)
+_enumeration = _decoder(Enumeration, branches=lambda branches: tuple(_branch(branch) for branch in branches))
 _verdict = _decoder(
     Verdict, last=Origin, laws=_laws, logprobs=lambda tokens: tuple(_logprobs(token) for token in tokens),
 )

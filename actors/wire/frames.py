@@ -21,6 +21,8 @@ class Kind(IntEnum):
     CLOSE = 3  # of a sequence
     RESULT = 4  # of the call with the same number
     FAILED = 5  # likewise; the payload is one line
+    AHEAD = 6  # draft for the outcomes of a pass under way
+    VERIFY_AHEAD = 7  # verify whichever branch of an enumeration fits
 
 
 class BadFrame(Exception):

@@ -12,7 +12,7 @@ from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.step import ModelRunner
-from actors.messages import Context, Draft, Ids, ReplicaInfo, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, Verdict
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
 from cluster.coordinator.tier import DraftHandle, DraftLost, Lease, ReplicaLost
@@ -66,10 +66,10 @@ class LocalLease:
         self._worker = worker
         self._sequence_id = sequence_id
 
-    def propose(self, context: Context, num_tokens: int) -> DraftHandle:
+    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
         """Start drafting."""
         assert isinstance(self._worker, Drafter)
-        return LocalDraft(self._worker.propose(context, num_tokens))
+        return LocalDraft(self._worker.propose(context, shape))
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
         """Verify what the drafts hold once they are there."""

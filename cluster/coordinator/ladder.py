@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.messages import Context, Draft, Ids, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, Verdict
 from actors.sampling.params import VerifyMode
 from cluster.coordinator.call import CallBounds, verify_within
 from cluster.coordinator.errors import DeadlinePassed, DraftLate, FailureCode, GenerationFailed, ReplicaLate
@@ -139,7 +139,7 @@ class Climb:
         assert hold.lease is not None
         context = self._sequence.context(hold.held, pending)
         try:
-            handle = hold.lease.propose(context, min(self._request.lookahead, budget))
+            handle = hold.lease.propose(context, DraftShape(min(self._request.lookahead, budget)))
         except ReplicaLost:
             self._drop(hold, "replica_lost", lost=True)
             return []

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.messages import Context, Draft, Ids, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, Verdict
 
 NO_TOKENS: Ids = np.empty(0, np.int32)
 
@@ -33,7 +33,7 @@ class Lease(Protocol):
     def revoked(self) -> bool:
         """True once the replica is draining: finish the round, then lease elsewhere."""
 
-    def propose(self, context: Context, num_tokens: int) -> DraftHandle:
+    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
         """Start drafting (tier 0). Returns at once."""
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:

@@ -19,7 +19,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.drafters.base import Drafter
-from actors.messages import Context, Draft, Ids, Origin, ReplicaInfo, ReplicaStats, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, Origin, ReplicaInfo, ReplicaStats, Verdict
 from actors.presence import Presence
 from actors.sampling.params import SamplingParams
 from actors.spec import DrafterSpec, ModelSpec
@@ -45,9 +45,10 @@ class Echo(Drafter):
     def __init__(self) -> None:
         self._open: set[str] = set()
 
-    def propose(self, context: Context, num_tokens: int) -> Future[Draft]:
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         self._open.add(context.sequence_id)
         future: Future[Draft] = Future()
+        num_tokens = shape.num_tokens
         if num_tokens > 100:
             raise RuntimeError("too many")
         if num_tokens != NEVER:
@@ -164,12 +165,12 @@ async def test_full_replica_says_what_to_change(handle: DeploymentHandle[Any]) -
 
 async def test_proposals_arrive_and_failures_are_empty_drafts(handle: DeploymentHandle[Any]) -> None:
     lease = await RayTier(handle, 60.0).lease("s")
-    draft = await lease.propose(context("s", 1, 2, 3), 4).fetch()
+    draft = await lease.propose(context("s", 1, 2, 3), DraftShape(4)).fetch()
     assert draft.tokens.tolist() == [3, 3, 3, 3]
-    failed = await lease.propose(context("s", 1), 101).fetch()
+    failed = await lease.propose(context("s", 1), DraftShape(101)).fetch()
     assert len(failed.tokens) == 0
     assert failed.error == "RuntimeError: too many"
-    never = lease.propose(context("s", 1), NEVER)
+    never = lease.propose(context("s", 1), DraftShape(NEVER))
     assert not await never.wait(0.05)
     assert (await handle.stats.remote()).num_sequences == 1
     await lease.release()
@@ -178,7 +179,7 @@ async def test_proposals_arrive_and_failures_are_empty_drafts(handle: Deployment
 
 async def test_cancelled_consumer_frees_sequence(handle: DeploymentHandle[Any]) -> None:
     lease = await RayTier(handle, 60.0).lease("s")
-    await lease.propose(context("s", 1), 1).fetch()
+    await lease.propose(context("s", 1), DraftShape(1)).fetch()
     lease._stream.cancel()  # what a dying ingress does
     await eventually(num_leases(handle, 0))
 
@@ -195,14 +196,14 @@ async def kill_actor(handle: DeploymentHandle[Any]) -> None:
 async def test_killed_actor_revokes_leases_and_is_replaced_within_seconds(handle: DeploymentHandle[Any]) -> None:
     tier = RayTier(handle, 60.0)
     lease = await tier.lease("s")
-    pending = lease.propose(context("s", 1), NEVER)
+    pending = lease.propose(context("s", 1), DraftShape(NEVER))
     await kill_actor(handle)
     with pytest.raises(ReplicaLost):
         await pending.fetch()
     await eventually(lambda: lease.revoked)
     again = await tier.lease("s", avoid=frozenset({lease.replica_id}))
     assert again.replica_id != lease.replica_id
-    draft = await again.propose(context("s", 5), 2).fetch()
+    draft = await again.propose(context("s", 5), DraftShape(2)).fetch()
     assert draft.tokens.tolist() == [5, 5]
     await lease.release()  # of a dead actor: no error
     await again.release()
@@ -233,12 +234,12 @@ async def test_verify_tells_a_lost_draft_from_a_lost_replica(handle: DeploymentH
     channel = await Channel.connect(endpoint)
     target = RayLease("s", LeaseGrant("judge#1", endpoint, info), Forever(), channel)
     lease = await RayTier(handle, 60.0).lease("s")
-    good = lease.propose(context("s", 4), 2)
+    good = lease.propose(context("s", 4), DraftShape(2))
     assert (await target.verify(context("s", 4), good, want_laws=False)).tokens.tolist() == [4, 4, 7]
     both = await target.verify(context("s", 4), Draft(np.array([1], np.int32)), good, want_laws=False)
     assert both.tokens.tolist() == [1, 4, 4, 7]
     call = asyncio.ensure_future(
-        target.verify(context("s", 4), lease.propose(context("s", 4), NEVER), want_laws=False)
+        target.verify(context("s", 4), lease.propose(context("s", 4), DraftShape(NEVER)), want_laws=False)
     )
     await asyncio.sleep(0)
     await kill_actor(handle)
@@ -257,7 +258,7 @@ async def test_a_lease_whose_stream_breaks_ends_its_calls(handle: DeploymentHand
     lease = await RayTier(handle, 60.0).lease("s")
     stream = Forever()
     twin = RayLease("s", lease._grant, stream, lease._channel)
-    pending = twin.propose(context("s", 1), NEVER)
+    pending = twin.propose(context("s", 1), DraftShape(NEVER))
     stream.broken.set()
     with pytest.raises(ReplicaLost, match="its lease ended"):
         await pending.fetch()
@@ -274,7 +275,7 @@ async def test_draining_revokes_leases_lets_the_round_end_and_refuses_new_ones(
     assert not lease.revoked
     assert await handle.drain.remote(await handle.replica_tag.remote())
     await eventually(lambda: lease.revoked)
-    draft = await lease.propose(context("s", 5), 2).fetch()  # the round under way goes on
+    draft = await lease.propose(context("s", 5), DraftShape(2)).fetch()  # the round under way goes on
     assert draft.tokens.tolist() == [5, 5]
     with pytest.raises(NoReplica, match="draining"):
         await RayTier(handle, 1.0).lease("t")

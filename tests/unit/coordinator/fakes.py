@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.messages import Context, Draft, Ids, Origin, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, Origin, Verdict
 from actors.sampling.params import SamplingParams
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
@@ -138,11 +138,11 @@ class FakeLease:
         if not condition:
             self.tier.violations.append(violation)
 
-    def propose(self, context: Context, num_tokens: int) -> FakeHandle:
+    def propose(self, context: Context, shape: DraftShape) -> FakeHandle:
         if self.dead:
             raise ReplicaLost(self.replica_id)
         fault = self.tier.faults("propose")
-        self.tier.asked.append(num_tokens)
+        self.tier.asked.append(shape.num_tokens)
         future: asyncio.Future[Draft] = asyncio.get_running_loop().create_future()
         empty = np.empty(0, np.int32)
         if fault == "raise":
@@ -169,7 +169,7 @@ class FakeLease:
             future.set_result(Draft(empty, prefix_missing=True, error="prefix missing"))
             return FakeHandle(future)
         tokens: list[int] = []
-        for _ in range(0 if fault == "empty" else num_tokens):
+        for _ in range(0 if fault == "empty" else shape.num_tokens):
             tokens.append(self.tier.model((*prefix, *tokens)))
         self.held = (*prefix, *tokens)  # one more than a real drafter holds: still only a cache
         future.set_result(Draft(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.drafters.ngram import NgramDrafter
-from actors.messages import Context, Draft
+from actors.messages import Context, Draft, DraftShape
 from actors.sampling.params import SamplingParams
 from actors.spec import DrafterSpec
 
@@ -26,7 +26,7 @@ def context(tokens: list[int], start: int = 0, round_: int = 0, sequence_id: str
 
 
 def propose(drafter: NgramDrafter, tokens: list[int], k: int, start: int = 0, round_: int = 0) -> Draft:
-    return drafter.propose(context(tokens, start, round_), k).result(timeout=0)
+    return drafter.propose(context(tokens, start, round_), DraftShape(k)).result(timeout=0)
 
 
 def naive(tokens: list[int], k: int, spec: DrafterSpec = SPEC) -> list[int]:
@@ -86,12 +86,12 @@ def test_closed_and_idle_sequences_are_forgotten() -> None:
     now = [0.0]
     drafter = NgramDrafter(SPEC, idle_timeout_s=10.0, clock=lambda: now[0])
     for name in ("a", "b", "c"):
-        drafter.propose(context([1, 1], sequence_id=name), 1)
+        drafter.propose(context([1, 1], sequence_id=name), DraftShape(1))
     drafter.close("a")
     drafter.close("never seen")
     assert drafter.stats().num_sequences == 2
     now[0] = 11.0
-    drafter.propose(context([1, 1], sequence_id="d"), 1)
+    drafter.propose(context([1, 1], sequence_id="d"), DraftShape(1))
     assert drafter.stats().num_sequences == 1
 
 

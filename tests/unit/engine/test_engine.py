@@ -12,7 +12,7 @@ import pytest
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.jobs import ReplicaFull, StaleCall
-from actors.messages import Context, Ids, ReplicaInfo
+from actors.messages import Context, DraftShape, Ids, ReplicaInfo
 from actors.sampling.params import SamplingParams
 from actors.sampling.rows import LogitRows
 from actors.spec import ModelSpec
@@ -157,7 +157,7 @@ def test_a_refused_verify_call_raises_and_a_refused_proposal_is_an_empty_draft(m
     waiting = [verifier.verify(context, []) for _ in range(2)]
     with pytest.raises(ReplicaFull):
         verifier.verify(context, []).result(1)
-    draft = drafter.propose(context, 4).result(1)
+    draft = drafter.propose(context, DraftShape(4)).result(1)
     assert len(draft.tokens) == 0 and draft.error is not None and "add replicas" in draft.error
     go_on.set()
     assert waiting[1].result(30).error is None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.messages import Context, Draft
+from actors.messages import Context, Draft, DraftShape
 from actors.presence import Presence
 from actors.sampling.params import SamplingParams
 from actors.wire import access, codec
@@ -36,7 +36,8 @@ class Worker:
         self.closed: list[str] = []
 
     def _propose(self, payload: bytes) -> Call:
-        context, num_tokens = decode_propose(payload)
+        context, shape = decode_propose(payload)
+        num_tokens = shape.num_tokens
         if num_tokens == 0:
             raise ValueError("a secret that a user wrote")
         future: Future[Draft] = Future()
@@ -73,7 +74,7 @@ def run(body: Callable[[Worker, Endpoint], Awaitable[None]]) -> None:
 def test_answers_come_as_they_are_ready_whatever_was_asked_first() -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         channel = await Channel.connect(endpoint)
-        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, k)) for k in (1, 2, 3)]
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(k))) for k in (1, 2, 3)]
         await worker.has(3)
         worker.answer(2)
         assert decode_draft(await calls[2]).tokens.tolist() == [2, 2, 2]
@@ -97,7 +98,7 @@ def test_calls_of_one_tick_travel_as_one_write_and_answers_of_one_burst_too() ->
         received: list[int] = []
         receive = channel.data_received
         channel.data_received = lambda data: (received.append(len(data)), receive(data))[1]  # type: ignore
-        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 2)) for _ in range(32)]
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(2))) for _ in range(32)]
         await worker.has(32)
         assert len(writes) == 1
         thread = Thread(target=lambda: [worker.answer(i) for i in range(32)])
@@ -114,7 +115,7 @@ def test_answers_leave_when_the_step_that_found_them_has_ended() -> None:
         ends: list[Callable[[], None]] = []
         worker.server._defer = ends.append
         channel = await Channel.connect(endpoint)
-        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1)) for _ in range(3)]
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1))) for _ in range(3)]
         await worker.has(3)
         for index in range(3):
             worker.answer(index)
@@ -131,14 +132,14 @@ def test_answers_leave_when_the_step_that_found_them_has_ended() -> None:
 def test_a_call_that_fails_names_its_kind_alone_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         channel = await Channel.connect(endpoint)
-        good = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
-        for payload in (encode_propose(CONTEXT, 0), b"\xc1 no message"):
+        good = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
+        for payload in (encode_propose(CONTEXT, DraftShape(0)), b"\xc1 no message"):
             with pytest.raises(CallFailed) as failed:
                 await channel.call(Kind.PROPOSE, payload)
             assert "secret" not in str(failed.value)
         with pytest.raises(CallFailed, match="no calls of kind 2"):
             await channel.call(Kind.VERIFY, b"")
-        late = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 2))
+        late = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(2)))
         await worker.has(2)
         worker.pending[1][1].set_exception(RuntimeError("broken"))
         with pytest.raises(CallFailed, match="RuntimeError"):
@@ -153,11 +154,11 @@ def test_a_call_that_fails_names_its_kind_alone_and_harms_no_other(caplog: pytes
 def test_an_abandoned_call_is_no_trouble() -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         channel = await Channel.connect(endpoint)
-        first = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        first = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
         await worker.has(1)
         first.cancel()
         worker.answer(0)
-        second = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        second = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
         await worker.has(2)
         worker.answer(1)
         assert decode_draft(await second).tokens.tolist() == [1]
@@ -170,7 +171,7 @@ def test_an_actor_that_dies_ends_every_call_and_every_later_one() -> None:
         channels = Channels()
         channel = await channels.open(endpoint)
         assert await channels.open(endpoint) is channel
-        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1)) for _ in range(3)]
+        calls = [channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1))) for _ in range(3)]
         await worker.has(3)
         worker.server.close()
         assert channel.transport is not None
@@ -271,7 +272,7 @@ def test_where_ray_encrypts_so_does_the_wire(monkeypatch: pytest.MonkeyPatch) ->
         channel = await Channel.connect(endpoint)
         assert channel.transport is not None
         assert channel.transport.get_extra_info("cipher") is not None
-        answer: Any = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, 1))
+        answer: Any = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
         await worker.has(1)
         worker.answer(0)
         await answer

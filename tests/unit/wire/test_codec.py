@@ -10,7 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.messages import Context, Draft, Laws, Origin, TokenLogprobs, Verdict
+from actors.messages import (
+    AheadPlan,
+    Branch,
+    Context,
+    Draft,
+    DraftShape,
+    Enumeration,
+    Laws,
+    Origin,
+    TokenLogprobs,
+    Verdict,
+)
 from actors.sampling.params import SamplingParams
 from actors.wire import codec
 
@@ -41,7 +52,11 @@ contexts = st.builds(
 laws = st.none() | st.builds(Laws, ids=ids(), probs=probs(), cu_len=ids())
 drafts = st.builds(
     Draft, tokens=ids(), laws=laws, tier=int32, seconds=finite, error=st.none() | line,
-    prefix_missing=st.booleans(), model_seconds=finite,
+    prefix_missing=st.booleans(), model_seconds=finite, parents=st.none() | ids(), pass_rows=int32,
+)
+shapes = st.builds(
+    DraftShape, num_tokens=st.integers(0, 99), num_nodes=st.integers(0, 99),
+    widths=st.lists(st.integers(1, 9), max_size=4).map(tuple),
 )
 verdicts = st.builds(
     Verdict, tokens=ids(), num_accepted=int32, num_draft=int32, last=st.sampled_from(Origin), tier=int32,
@@ -50,6 +65,7 @@ verdicts = st.builds(
         st.builds(TokenLogprobs, logprob=finite, top_ids=ids(3), top_logprobs=probs(3)), max_size=3
     ).map(tuple),
     draft_seconds=finite, error=st.none() | line, draft_error=st.none() | line,
+    path=st.none() | st.lists(int32, max_size=4).map(tuple), missed=st.booleans(),
 )
 
 
@@ -70,11 +86,36 @@ def assert_same(sent: Any, got: Any) -> None:
 
 
 @relaxed
-@given(context=contexts, num_tokens=st.integers(0, 99))
-def test_a_proposal_arrives_as_it_was_sent(context: Context, num_tokens: int) -> None:
-    got, num_got = codec.decode_propose(codec.encode_propose(context, num_tokens))
+@given(context=contexts, shape=shapes)
+def test_a_proposal_arrives_as_it_was_sent(context: Context, shape: DraftShape) -> None:
+    got, shape_got = codec.decode_propose(codec.encode_propose(context, shape))
     assert_same(context, got)
-    assert num_got == num_tokens
+    assert shape_got == shape
+
+
+@relaxed
+@given(context=contexts, draft=drafts, shape=shapes, round=st.integers(0, 2**40))
+def test_a_call_for_the_outcomes_of_a_pass_arrives_as_it_was_sent(
+    context: Context, draft: Draft, shape: DraftShape, round: int
+) -> None:
+    plan = AheadPlan(shape, 4, 2, 1000, 0.25)
+    context_got, draft_got, round_got, plan_got = codec.decode_ahead(
+        codec.encode_ahead(context, codec.encode(draft), round, plan)
+    )
+    assert_same(context, context_got)
+    assert_same(draft, draft_got)
+    assert (round_got, plan_got) == (round, plan)
+
+
+@relaxed
+@given(sequence_id=line, sent=st.lists(st.tuples(st.integers(-1, 9), st.integers(0, 99), drafts), max_size=3))
+def test_an_enumeration_is_passed_on_unread(sequence_id: str, sent: list[tuple[int, int, Draft]]) -> None:
+    enumeration = Enumeration(7, tuple(Branch(*branch) for branch in sent), tier=1, seconds=0.5)
+    name, round, got = codec.decode_verify_ahead(
+        codec.encode_verify_ahead(sequence_id, 8, codec.encode(enumeration))
+    )
+    assert (name, round) == (sequence_id, 8)
+    assert_same(enumeration, got)
 
 
 @relaxed
@@ -126,6 +167,6 @@ def test_settings_are_encoded_once_for_all_calls_of_a_sequence() -> None:
     codec._sampling.cache_clear()
     for round in range(5):
         context = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, sampling, round)
-        codec.decode_propose(codec.encode_propose(context, 4))
+        codec.decode_propose(codec.encode_propose(context, DraftShape(4)))
     assert codec._sampling_bytes.cache_info().misses == 1
     assert codec._sampling.cache_info().misses == 1
