@@ -9,17 +9,18 @@ import asyncio
 import importlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from actors.messages import Draft, ReplicaInfo, ReplicaStats
+from actors.cores import stay_on
+from actors.messages import Draft, Enumeration, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import DrafterSpec, InlineTier, ModelSpec
 from actors.wire.access import Endpoint
-from actors.wire.codec import decode_close, decode_propose
+from actors.wire.codec import decode_ahead, decode_close, decode_propose
 from actors.wire.frames import Kind
 from actors.wire.server import Call, CallServer, completed, node_address
 
@@ -38,13 +39,19 @@ class DraftActor:
 
     def __init__(
         self, model_spec: ModelSpec, drafter_spec: DrafterSpec, factory: str = DEFAULT_FACTORY,
+        inline: Sequence[InlineTier] = (),
     ) -> None:
+        """`inline`: tiers below this one that run in this process, smallest first."""
+        stay_on(model_spec.cores)
         self._spec = model_spec
         self._kind = drafter_spec.kind
-        self._drafter = load_factory(factory)(model_spec, drafter_spec)
+        below = {"inline": inline} if inline else {}
+        self._drafter = load_factory(factory)(model_spec, drafter_spec, **below)
         self._presence = Presence(model_spec.idle_timeout_s)
-        handlers = {Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}
-        self._server = CallServer(handlers, self._presence, self._drafter.between_steps)
+        handlers = {Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.CLOSE: self._close}
+        self._server = CallServer(
+            handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s
+        )
 
     async def listen(self) -> Endpoint:
         """Take proposals on a port of this node."""
@@ -60,6 +67,16 @@ class DraftActor:
                 np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",
                 seconds=time.monotonic() - started,
             ))
+        return Call(context.sequence_id, future)
+
+    def _enumerate(self, payload: bytes) -> Call:
+        context, draft, verify_round, plan = decode_ahead(payload)
+        try:
+            future: Future[Enumeration] = self._drafter.enumerate(context, draft, verify_round, plan)
+        except Exception as error:  # the verify pass under way then simply has no successor yet
+            future = completed(
+                Enumeration(verify_round, tier=self._spec.tier, error=f"{type(error).__name__}: {error}")
+            )
         return Call(context.sequence_id, future)
 
     def _close(self, payload: bytes) -> Call:

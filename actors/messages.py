@@ -71,7 +71,7 @@ class Laws:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How much a drafter is asked to propose: a chain of `num_tokens`, or a tree.
+    """How much a drafter is asked to propose: a chain of `num_tokens`, a comb, or a tree.
 
     A tree is *static* when `widths` is given (children per node of each level) and *dynamic* when `num_nodes`
     is: grown where the product of the drafter's probabilities along the path is largest (EAGLE-2, 2406.16858).
@@ -80,11 +80,17 @@ class DraftShape:
     num_tokens: int  # longest path
     num_nodes: int = 0  # of a dynamic tree; 0: no such tree
     widths: tuple[int, ...] = ()  # [depth of a static tree], each at least 1
+    siblings: int = 0  # of a comb: next best tokens beside each token of a chain, which cost the drafter nothing
+
+    @property
+    def grows(self) -> bool:
+        """Whether more than one path gets children, so that the drafter's passes have a row for each."""
+        return self.num_nodes > 0 or bool(self.widths)
 
     @property
     def is_chain(self) -> bool:
         """Whether nothing branches."""
-        return self.num_nodes == 0 and not self.widths
+        return not self.grows and self.siblings == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Draft:
     seconds: float = 0.0  # wall time spent drafting, queue included
     error: str | None = None  # why the draft is empty although one was asked for
     prefix_missing: bool = False  # the actor does not hold [0, start): call again with start = 0
-    model_seconds: float = 0.0  # of `seconds`: inside forward passes that this call took part in
+    model_seconds: float = 0.0  # of `seconds`: while a forward pass of the replica ran, this call's or another's
     num_cached_tokens: int = 0  # of the context when the sequence was opened: found in the prefix cache
     parents: Ids | None = None  # [num_draft_tokens] index of each token's parent, smaller than its own; -1: follows
     # the context. None: a chain
@@ -118,6 +124,7 @@ class AheadPlan:
     num_guesses: int  # of the verifier's own token, for one and the same number of accepted tokens
     max_total_tokens: int  # no branch, with its context, gets longer than this
     time_s: float  # no pass begins later than this after the call came: what is there by then is the answer
+    acceptance: float = 0.0  # share of the drafter's tokens that the verifier has accepted of late; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,7 @@ class Verdict:
     num_draft: int  # draft tokens checked
     last: Origin  # RECOVERED, BONUS or PLAIN
     tier: int = 0
-    draft_tiers: tuple[int, ...] = ()  # [num_draft] tier that proposed each draft token
+    draft_tiers: tuple[int, ...] = ()  # [num_draft] tier that proposed each draft token (of a tree: every node's)
     laws: Laws | None = None  # this tier's law of each of `tokens`; rejection modes, middle tiers only
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token when asked for
     draft_seconds: float = 0.0
@@ -182,7 +189,17 @@ class Verdict:
     path: tuple[int, ...] | None = None  # [num_accepted] accepted nodes of a tree, from its root; None: a chain
     pass_rows: int = 0  # as in `Draft`, of this pass
     pass_seconds: float = 0.0
+    draft_pass_rows: int = 0  # `pass_rows` and `pass_seconds` of the draft that was verified
+    draft_pass_seconds: float = 0.0
     missed: bool = False  # of an enumeration: none of its branches fits the outcome, nothing was verified
+    rejected: bool = False  # with `error`: this model cannot serve such a request at all (e.g. it is too long)
+
+    @property
+    def last_node(self) -> int:
+        """Index of the last accepted token in the draft; -1: none of it is accepted."""
+        if self.path is None:
+            return self.num_accepted - 1
+        return self.path[-1] if self.path else -1
 
     def as_draft(self) -> Draft:
         """This verdict read as the next tier's draft."""

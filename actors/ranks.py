@@ -12,15 +12,24 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from actors.cores import stay_on
 from actors.messages import ReplicaInfo, ReplicaStats
 from actors.presence import Presence
-from actors.spec import ModelSpec
+from actors.spec import InlineTier, ModelSpec
 from actors.wire.access import Endpoint
-from actors.wire.codec import decode_close, decode_verify
+from actors.wire.codec import (
+    decode_ahead,
+    decode_close,
+    decode_propose,
+    decode_step,
+    decode_verify,
+    decode_verify_ahead,
+)
 from actors.wire.frames import Kind
 from actors.wire.server import Call, CallServer, completed, node_address
 
@@ -30,7 +39,7 @@ if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see i
 
     from actors.engine.broadcast import BroadcastRunner, Channel
     from actors.engine.step import ModelRunner
-    from actors.verifier import Verifier
+    from actors.inline import Verifies
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +57,28 @@ class Rendezvous:
 class RankWorker:
     """One rank. Life: `locate`, with several ranks `rendezvous` on rank 0, `start` on all together, then calls."""
 
-    def __init__(self, spec: ModelSpec, rank: int, law_support: int = 64) -> None:
+    def __init__(
+        self, spec: ModelSpec, rank: int, law_support: int = 64, inline: Sequence[InlineTier] = ()
+    ) -> None:
+        """`inline`: tiers below this one that run in rank 0's process, smallest first."""
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        stay_on(spec.cores)
         self._spec = spec
         self._rank = rank
         self._law_support = law_support
+        self._inline = inline
         self._store: TCPStore | None = None
         self._runner: BroadcastRunner | None = None
-        self._verifier: Verifier | None = None
+        self._verifier: Verifies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence = Presence(spec.idle_timeout_s)
-        handlers = {Kind.VERIFY: self._verify, Kind.CLOSE: self._close}
-        self._server = CallServer(handlers, self._presence, lambda act: self._leader().between_steps(act))
+        handlers = {
+            Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.VERIFY: self._verify,
+            Kind.VERIFY_AHEAD: self._verify_ahead, Kind.STEP: self._step, Kind.CLOSE: self._close,
+        }
+        self._server = CallServer(
+            handlers, self._presence, lambda act: self._leader().between_steps(act), hop_s=spec.hop_s
+        )
 
     async def locate(self) -> str:
         """Address of the node that this rank runs on."""
@@ -82,6 +101,31 @@ class RankWorker:
         """Verify the concatenation of the drafts after the context; none means a plain step."""
         context, drafts, want_laws = decode_verify(payload)
         return Call(context.sequence_id, self._leader().verify(context, drafts, want_laws))
+
+    def _propose(self, payload: bytes) -> Call:
+        """Draft with this tier's own model, when the tiers below it are left out."""
+        context, shape = decode_propose(payload)
+        return Call(context.sequence_id, self._leader().propose(context, shape))
+
+    def _enumerate(self, payload: bytes) -> Call:
+        """Draft with this tier's own model for the outcomes of a pass of the tier above."""
+        context, draft, verify_round, plan = decode_ahead(payload)
+        return Call(context.sequence_id, self._leader().enumerate(context, draft, verify_round, plan))
+
+    def _verify_ahead(self, payload: bytes) -> Call:
+        """Verify whichever branch of an enumeration fits the outcome of the pass before."""
+        sequence_id, round, enumeration = decode_verify_ahead(payload)
+        return Call(sequence_id, self._leader().verify_ahead(sequence_id, round, enumeration))
+
+    def _step(self, payload: bytes) -> Call:
+        """Draft after the context and the drafts with what is inline here, and verify all of it."""
+        from actors.inline import InlineVerifier
+
+        context, shape, drafts = decode_step(payload)
+        leader = self._leader()
+        if not isinstance(leader, InlineVerifier):
+            raise RuntimeError(f"tier {self._spec.tier} has no drafter inline: call verify")
+        return Call(context.sequence_id, leader.step(context, shape, drafts))
 
     def _close(self, payload: bytes) -> Call:
         sequence_id, held = decode_close(payload)
@@ -128,7 +172,7 @@ class RankWorker:
         if self._runner is not None:
             await asyncio.to_thread(self._runner.stop)
 
-    def _leader(self) -> Verifier:
+    def _leader(self) -> Verifies:
         if self._verifier is None:
             raise RuntimeError(f"rank {self._rank} does not lead (yet): call rank 0 once `start` has returned")
         return self._verifier
@@ -150,7 +194,7 @@ class RankWorker:
         return Rendezvous(host, port)
 
     def _start(self, meeting: Rendezvous | None) -> ReplicaInfo | None:
-        from actors.build import build_verifier
+        from actors.build import build_verifier, with_inline
         from actors.engine.broadcast import BroadcastRunner, follow
 
         runner: BroadcastRunner | None = None
@@ -165,7 +209,8 @@ class RankWorker:
                 ).start()
                 return None
             runner = self._runner = BroadcastRunner(local, channel, timeout_s)
-        self._verifier = build_verifier(self._spec, runner, self._law_support, self._on_closed)
+        verifier = build_verifier(self._spec, runner, self._law_support, self._on_closed)
+        self._verifier = with_inline(verifier, self._spec, self._inline, self._law_support)
         return self._verifier.info()
 
     def _channel(self, group: dist.ProcessGroup) -> Channel:

@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+EMULATED = "emulated:"  # before the name of the model whose tokenizer an emulated device uses
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How an emulated tier speaks (`actors.emulation.voice`)."""
+
+    name: str  # the tier's: its choices are its own
+    seed: int = 0
+    agreement: tuple[float, ...] = ()  # with the voice it follows, by position in a draft, the last value from there
+    # on; empty: it follows nobody
+    second_guess: float = 0.0  # share of its wrong words where its second best is right
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationSpec:
+    """A device that takes its time and computes nothing (`actors.emulation`)."""
+
+    voices: tuple[Voice, ...]  # the tier's own, the one that it follows, and so on up to one that follows nobody
+    pass_s: float  # of a pass of up to `flat_rows` rows
+    flat_rows: int
+    row_s: float = 0.0  # of each row beyond
+    hop_s: float = 0.0  # what a call waits before the actor sees it, and its answer before it leaves
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -19,6 +43,7 @@ class ModelSpec:
     device: str = "cpu"
     tensor_parallel_size: int = 1
     num_threads: int | None = None  # per rank; None: PyTorch's choice
+    cores: tuple[int, ...] = ()  # of its node, which each actor keeps to (`actors.cores`); empty: any
     kv_tokens: int = 65536  # KV memory of a replica
     page_tokens: int = 64
     max_context_tokens: int | None = None  # None: the model's own limit
@@ -27,11 +52,22 @@ class ModelSpec:
     max_sequences: int = 64
     idle_timeout_s: float = 120.0  # a sequence nobody calls for this long is freed
     step_timeout_s: float = 60.0  # a tensor-parallel step longer than this is a hang
+    emulation: EmulationSpec | None = None  # no model is run, only its tokenizer is used; `model` says "emulated:..."
+
+    @property
+    def hop_s(self) -> float:
+        """Emulated network: what each call and each answer waits, in seconds."""
+        return self.emulation.hop_s if self.emulation is not None else 0.0
 
     @property
     def prefill_rows(self) -> int:
         """`prefill_tokens`, or its default."""
         return self.prefill_tokens or max(1, self.max_batch_tokens // 4)
+
+    @property
+    def tree_rows(self) -> int:
+        """Rows that a step always has for a tree, which must run in one: more nodes than that are left out."""
+        return self.max_batch_tokens - self.prefill_rows
 
     @property
     def kv_kind(self) -> str:
@@ -52,3 +88,12 @@ class DrafterSpec:
     ngram_max: int = 4  # longest suffix looked up
     ngram_min: int = 1
     law_support: int = 64  # a sampled draft is drawn from its top-m, renormalised; 0: the whole law
+
+
+@dataclass(frozen=True, slots=True)
+class InlineTier:
+    """A tier that runs in the process of the tier above it."""
+
+    spec: ModelSpec
+    window: int  # tokens that it puts together at a time, for the tier above to verify
+    drafter: DrafterSpec | None = None  # of tier 0; None: it verifies what the tier below drafts

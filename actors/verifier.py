@@ -7,56 +7,108 @@ from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
+from actors.drafters.model import ModelDrafter
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
-from actors.engine.jobs import Job, PrefixMissing, ReplicaFull
-from actors.messages import Context, Draft, Ids, Laws, Origin, ReplicaInfo, Verdict
+from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected
+from actors.engine.tree import depths
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, Laws, Origin, ReplicaInfo, Verdict
+from actors.outcomes import Outcomes
 from actors.sampling import laws as draft_laws
 from actors.sampling.rows import LogitRows, concat
+from actors.sampling.tree import check_parents, verify_tree
 from actors.sampling.validate import BadDraft
-from actors.sampling.verify import verify
 
 
 class VerifyJob(Job):
-    """Feeds the context's tail and a draft, then decides (`actors.sampling.verify`)."""
+    """Feeds the context's tail and a draft, a chain or a tree, then decides (`actors.sampling.verify`, `tree`)."""
 
     future: Future[Verdict]
 
     def __init__(
         self, context: Context, drafts: Sequence[Draft], tier: int, law_support: int, want_laws: bool
     ) -> None:
+        """Raises `BadDraft` when a tree comes with other pieces."""
         super().__init__(context, Future())
         self._ids, self._laws, self._draft_tiers = concat_drafts(drafts)
+        self._parents = the_parents(drafts)
         self._draft_seconds = sum(d.seconds for d in drafts)
         self._draft_model_seconds = sum(d.model_seconds for d in drafts)
+        self._draft_pass = (drafts[-1].pass_rows, drafts[-1].pass_seconds) if drafts else (0, 0.0)
         self._draft_error = next((d.error for d in drafts if d.error), None)
         self._tier = tier
         self._law_support = law_support
         self._want_laws = want_laws
         self._num_fed = len(self._ids)
+        self._fed = self._ids
+        self._nodes: npt.NDArray[np.int64] = np.arange(len(self._ids))  # of a tree: those that were not clipped away
+        if self._parents is not None:
+            try:
+                check_parents(self._parents, len(self._ids))
+                check_laws(self._laws, len(self._ids))
+            except BadDraft as error:
+                self._refuse_draft(error)
 
     def draft_ids(self) -> Ids:
         """The drafted ids that are fed, [num_fed] int32."""
-        return self._ids[: self._num_fed]
+        return self._fed[: self._num_fed]
+
+    def draft_parents(self) -> Ids | None:
+        """Of a tree."""
+        return self._parents
 
     def clip(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` draft tokens (a limit known before any was drawn)."""
-        if len(self._ids) > num_tokens:
-            self._ids = self._ids[:num_tokens]
+        """Keep the first `num_tokens` draft tokens, of a tree its first levels (a limit known before any was drawn)."""
+        if self._parents is not None:
+            self._keep_nodes(np.flatnonzero(depths(self._parents) < num_tokens))
+        elif len(self._ids) > num_tokens:
+            self._ids = self._fed = self._ids[:num_tokens]
             self._num_fed = min(self._num_fed, num_tokens)
             self._draft_tiers = self._draft_tiers[:num_tokens]
             if self._laws is not None:
                 self._laws = draft_laws.cut(self._laws, 0, num_tokens)
 
+    def clip_tree(self, num_nodes: int) -> None:
+        """Keep at most the first `num_nodes` of a tree: the tail of its drawing order, by a limit known before.
+
+        Whole levels would not do: how many nodes a level has may have followed from tokens further down.
+        """
+        if self._parents is not None and len(self._ids) > num_nodes:
+            self._keep_nodes(np.arange(num_nodes))
+
+    def _keep_nodes(self, nodes: npt.NDArray[np.int64]) -> None:
+        """Of a tree keep `nodes`, ascending, their ancestors among them."""
+        assert self._parents is not None
+        if len(nodes) == len(self._ids):
+            return
+        renamed = np.full(len(self._ids) + 1, -1, np.int32)  # the last one: no parent
+        renamed[nodes] = np.arange(len(nodes))
+        self._ids = self._fed = self._ids[nodes]
+        self._num_fed = len(nodes)
+        self._parents = renamed[self._parents[nodes]] if len(nodes) else None
+        self._nodes = self._nodes[nodes]
+        if self._laws is not None:
+            self._laws = draft_laws.build([self._laws.at(int(node)) for node in nodes])
+
+    def _refuse_draft(self, error: BadDraft) -> None:
+        """The drafter's fault, not the request's: a plain step that says so."""
+        self._parents = None
+        self.clip(0)
+        self._draft_error = f"{error}"
+
     def stop_at_foreign_id(self, vocab_size: int) -> None:
         """An id outside the vocabulary cannot be fed, but it still has to be *rejected*, not dropped.
 
         Its p is 0, so verification always stops there, with the residual of that position: dropping it by
-        looking at it would bias the text (papers: truncating on a token's value).
+        looking at it would bias the text (papers: truncating on a token's value). In a tree another id is fed in its
+        place, for its rows, which nobody will look at, have siblings behind them.
         """
         foreign = (self._ids < 0) | (self._ids >= vocab_size)
-        if foreign.any():
+        if self._parents is not None:
+            self._fed = np.where(foreign, np.int32(0), self._ids)
+        elif foreign.any():
             first = int(np.argmax(foreign))
             self.clip(first + 1)
             self._num_fed = first
@@ -67,16 +119,19 @@ class VerifyJob(Job):
         if self._num_fed < len(self._ids):  # the row after a foreign id is never looked at
             logits = concat([logits, logits.part(self._num_fed, self._num_fed + 1)])
         decide = partial(
-            verify, params=context.sampling, history_ids=history_ids,
+            verify_tree, params=context.sampling, history_ids=history_ids,
             num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
             want_laws=self._want_laws, law_support=self._law_support,
         )
         try:
-            verified = decide(draft_ids=self._ids, laws=self._laws, logits=logits)
-        except BadDraft as error:  # the drafter's fault, not the request's: a plain step that says so
-            self.clip(0)
-            self._draft_error = f"{error}"
-            verified = decide(draft_ids=self._ids, laws=None, logits=logits.part(0, 1))
+            verified = decide(draft_ids=self._ids, parents=self._parents, laws=self._laws, logits=logits)
+        except BadDraft as error:
+            self._refuse_draft(error)
+            verified = decide(draft_ids=self._ids, parents=None, laws=None, logits=logits.part(0, 1))
+        path: tuple[int, ...] | None = None
+        if self._parents is not None:
+            self.path = verified.path
+            path = tuple(self._nodes[list(verified.path)].tolist())  # as the drafter numbers them
         self.num_decided = context.num_tokens + verified.num_accepted
         self.future.set_result(
             Verdict(
@@ -86,6 +141,8 @@ class VerifyJob(Job):
                 verify_seconds=self.seconds, draft_error=self._draft_error,
                 num_cached_tokens=self.num_cached_tokens, draft_model_seconds=self._draft_model_seconds,
                 verify_model_seconds=self.model_seconds, pass_rows=self.pass_rows, pass_seconds=self.pass_seconds,
+                path=path, draft_pass_rows=self._draft_pass[0],
+                draft_pass_seconds=self._draft_pass[1],
             )
         )
         return None
@@ -105,6 +162,7 @@ class VerifyJob(Job):
                 Verdict(
                     tokens=np.empty(0, np.int32), num_accepted=0, num_draft=len(self._ids), last=Origin.PLAIN,
                     tier=self._tier, prefix_missing=missing, error=None if missing else f"{error}",
+                    rejected=isinstance(error, SequenceRejected),
                     verify_seconds=self.seconds, draft_error=self._draft_error,
                 )
             )
@@ -124,6 +182,25 @@ def concat_drafts(drafts: Sequence[Draft]) -> tuple[Ids, Laws | None, tuple[int,
     return ids.astype(np.int32), laws, tiers
 
 
+def the_parents(drafts: Sequence[Draft]) -> Ids | None:
+    """Parents of a draft that is a tree; None: a chain of all pieces, or nothing.
+
+    Raises:
+        BadDraft: a tree has no one end that another piece could follow, nor does it follow one.
+    """
+    pieces = [d for d in drafts if len(d.tokens)]
+    trees = [d for d in pieces if d.parents is not None]
+    if trees and len(pieces) > 1:
+        raise BadDraft(f"a tree came with {len(pieces) - 1} other drafts; send it alone, only chains can be joined")
+    return trees[0].parents if trees else None
+
+
+def check_laws(laws: Laws | None, num_draft: int) -> None:
+    """Raise `BadDraft` unless every draft token has a law, or none has."""
+    if laws is not None and laws.num_tokens != num_draft:
+        raise BadDraft(f"{num_draft} draft tokens came with {laws.num_tokens} laws; send one each")
+
+
 def _one_hot(ids: Ids) -> Laws:
     return Laws(ids=ids, probs=np.ones(len(ids), np.float32), cu_len=np.arange(len(ids) + 1, dtype=np.int32))
 
@@ -134,11 +211,45 @@ class Verifier(EngineBacked):
     def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int) -> None:
         super().__init__(engine, info)
         self._law_support = law_support
+        self._drafter = ModelDrafter(engine, info, law_support)
+        self._outcomes = Outcomes(
+            lambda context, draft: self.verify(context, [draft]), 2 * engine.spec.max_sequences, info.tier
+        )
 
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
         """Queue one verify pass over the concatenated drafts; none means a plain step."""
         job = VerifyJob(context, drafts, self._info.tier, self._law_support, want_laws)
         job.clip(max(0, self._info.max_context_tokens - context.num_tokens))
+        job.clip_tree(self._most_nodes(context))
         job.stop_at_foreign_id(self.engine.vocab_size)
+        self._outcomes.begin(context)
+        job.future.add_done_callback(partial(self._outcomes.decided, context))
         self.engine.submit(job)
         return job.future
+
+    def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
+        """Queue a proposal of this tier's own model: the lowest tier that a plan uses drafts, whichever it is."""
+        return self._drafter.propose(context, shape)
+
+    def enumerate(self, context: Context, draft: Draft, verify_round: int, plan: AheadPlan) -> Future[Enumeration]:
+        """Queue drafts of this tier's own model for the outcomes of a pass of the tier above."""
+        return self._drafter.enumerate(context, draft, verify_round, plan)
+
+    def verify_ahead(self, sequence_id: str, round: int, enumeration: Enumeration) -> Future[Verdict]:
+        """Once the pass of `enumeration.round` is decided, verify the branch that fits, as `round`, in the next step.
+
+        The verdict is `missed`, at once, when no branch fits or the pass is not known here.
+        """
+        answer: Future[Verdict] = Future()
+        self._outcomes.meet(sequence_id, round, enumeration, answer)
+        return answer
+
+    def close(self, sequence_id: str, truth: Ids | None = None) -> None:
+        """Forget a sequence and free its pages; unknown ids are ignored. `truth`: see `Engine.close`."""
+        super().close(sequence_id, truth)
+        self._outcomes.forget(sequence_id)
+
+    def _most_nodes(self, context: Context) -> int:
+        """Nodes of a tree that one step and KV memory have room for."""
+        left = self._info.num_pages * self._info.page_tokens - context.num_tokens
+        return max(0, min(self.engine.spec.tree_rows, left))

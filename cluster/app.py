@@ -1,4 +1,4 @@
-"""The Serve application: one deployment per tier, and the ingress in front of them.
+"""The Serve application: one deployment per tier (none for inline ones), and the ingress in front of them.
 
 Usable from a Serve config file as `import_path: cluster.app:build`, with the settings of `cluster.config`
 (or just `preset: NAME`) as `args`.
@@ -27,7 +27,7 @@ DRAIN_MARGIN_S = 30.0  # beyond the longest request
 def build(args: dict[str, Any]) -> serve.Application:
     """The application for these settings. Raises `ConfigError`, one line per mistake."""
     config = load_config(args)
-    pools = [_pool(config, index) for index in range(len(config.tiers))]
+    pools = [_pool(config, shared[-1]) for shared in config.processes]
     limits = config.limits
     ingress = _deployment(Ingress).options(
         name="ingress",
@@ -46,15 +46,15 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def pool_settings(config: Config, index: int, **overrides: Any) -> PoolSettings:
-    """What each replica of tier `index` creates."""
+    """What each replica of the pool of tier `index`, the last of its process, creates."""
     tier = config.tiers[index]
-    drafts = index == 0 and len(config.tiers) > 1
+    drafts = index == config.processes[0][-1] and len(config.processes) > 1
     return PoolSettings(**{
         "name": tier.name, "spec": config.model_specs()[index],
         "drafter": config.drafter_spec() if drafts else None,
         "law_support": config.speculation.law_support, "num_cpus": tier.resources.num_cpus,
         "num_gpus": tier.resources.num_gpus, "accelerator_type": tier.resources.accelerator_type,
-        "resources": dict(tier.resources.custom), **overrides,
+        "resources": dict(tier.resources.custom), "inline": config.inline_tiers(index), **overrides,
     })
 
 

@@ -28,6 +28,10 @@ class CallFailed(Exception):
     """The actor could not run a call; the kind of its error."""
 
 
+class CallRefused(CallFailed):
+    """The actor has no room for a call now."""
+
+
 class Channel(FrameProtocol):
     """Calls to one actor, any number at once; answers come in any order."""
 
@@ -68,7 +72,7 @@ class Channel(FrameProtocol):
         return self._lost is not None
 
     def call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
-        """The answer's payload. Raises `ChannelLost`, or `CallFailed`. Cancelling abandons the call."""
+        """The answer's payload. Raises `ChannelLost`, `CallFailed`, `CallRefused`. Cancelling abandons the call."""
         answer: asyncio.Future[bytes] = self._loop.create_future()
         if self._lost is not None:
             answer.set_exception(self._lost)
@@ -106,7 +110,8 @@ class Channel(FrameProtocol):
         if kind == Kind.RESULT:
             answer.set_result(payload)
         else:
-            answer.set_exception(CallFailed(payload.decode(errors="replace")))
+            failure = CallRefused if kind == Kind.FULL else CallFailed
+            answer.set_exception(failure(payload.decode(errors="replace")))
 
     def on_bad_frame(self, error: BadFrame) -> None:
         """Why the connection is about to end."""

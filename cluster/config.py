@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import EMULATED, DrafterSpec, EmulationSpec, InlineTier, ModelSpec
+from cluster.config_emulation import check_emulation, emulation_spec
+from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
 
 __all__ = [
-    "Config", "ConfigError", "DrafterConfig", "LimitsConfig", "ReplicasConfig", "ResourcesConfig",
+    "Config", "ConfigError", "DrafterConfig", "EmulationConfig", "LimitsConfig", "ReplicasConfig", "ResourcesConfig",
     "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
 ]
 
@@ -29,6 +31,15 @@ class _Section(BaseModel):
     """Base of all sections: unknown keys are mistakes, values never change after checking."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+def _by_position(value: object) -> object:
+    """Shares by position, where one for all may be given as a number."""
+    if value is None or isinstance(value, list | tuple):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no share; give one, e.g. 0.85, or a list of them by position")
+    return (value,)
 
 
 class DrafterConfig(_Section):
@@ -82,6 +93,37 @@ class ReplicasConfig(_Section):
         return self
 
 
+class EmulationConfig(_Section):
+    """A device that takes its time and computes nothing; `model` only says whose tokenizer it uses."""
+
+    pass_s: Annotated[float, Field(ge=0)] = Field(description="a forward pass of up to flat_rows rows, s")
+    flat_rows: Positive = Field(64, description="rows that cost nothing in addition")
+    row_s: Annotated[float, Field(ge=0)] = Field(0.0, description="each row beyond flat_rows, s")
+    hop_s: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="network: each call to this tier and each of its answers takes so much longer, s",
+    )
+    agreement: Annotated[tuple[float, ...] | None, BeforeValidator(_by_position)] = Field(
+        None, description="how often it says what the tier it follows says; tier 0 may give a list, by position in "
+        "the draft; null: only for the target",
+    )
+    second_guess: float | None = Field(
+        None, description="share of its wrong tokens where its second best is right; null: 0",
+    )
+    follows: str | None = Field(None, description="name of the tier it is a copy of; null: the next one")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="another seed, other choices")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for value in self.agreement or ():
+            if not 0 <= value <= 1:
+                raise ValueError(f"agreement {value:g} lies outside 0 to 1; give a share, e.g. 0.85")
+        if self.agreement == ():
+            raise ValueError("agreement is an empty list; give a share, or one for each position")
+        if self.second_guess is not None and not 0 <= self.second_guess <= 1:
+            raise ValueError(f"second_guess {self.second_guess:g} lies outside 0 to 1; give a share, e.g. 0.5")
+        return self
+
+
 class TierConfig(_Section):
     """One model of the ladder; the last tier is the target, and decides every token."""
 
@@ -110,6 +152,9 @@ class TierConfig(_Section):
     )
     drafter: DrafterConfig | None = Field(None, description="tier 0 only, when there is a tier above it")
     num_threads: Positive | None = Field(None, description="CPU threads per rank; null: PyTorch's choice")
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="CPU cores of its node that each actor keeps to, e.g. [0]; empty: all of them",
+    )
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig, description="per actor")
     replicas: ReplicasConfig = Field(default_factory=ReplicasConfig, description="copies of this tier")
     kv_tokens: Positive = Field(65536, description="KV memory of a replica, tokens")
@@ -121,9 +166,17 @@ class TierConfig(_Section):
         "others wait longer for each token; null: a quarter, tokens",
     )
     max_sequences: Positive = Field(64, description="sequences that a replica holds at once")
-    window: Positive = Field(8, description="middle tiers: verified tokens collected before going up, tokens")
+    window: Positive = Field(
+        8, description="middle tiers: verified tokens collected before going up; inline tiers: also tier 0, tokens",
+    )
+    inline: bool = Field(
+        False, description="run in the process of the next tier, with its replicas and resources: no hop between them",
+    )
     idle_timeout_s: Seconds = Field(120.0, description="a sequence nobody calls for this long is freed, s")
     step_timeout_s: Seconds = Field(60.0, description="a tensor-parallel step longer than this is a hang, s")
+    emulation: EmulationConfig | None = Field(
+        None, description="emulate a device instead of running `model`, whose tokenizer alone is used then",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -132,6 +185,17 @@ class TierConfig(_Section):
             raise ValueError("an ngram drafter needs no model; remove `model` or set drafter.kind to model")
         if not ngram and self.model is None:
             raise ValueError("`model` is required; give a directory, a Hugging Face id or builtin:smollm2")
+        if self.emulation is not None:
+            if ngram:
+                raise ValueError("an ngram drafter cannot be emulated; remove emulation or set drafter.kind to model")
+            if self.tensor_parallel_size != 1:
+                raise ValueError("an emulated tier runs on one rank; set tensor_parallel_size: 1, and pass_s as short "
+                                 "as the ranks together would be")
+            if self.device != "cpu":
+                raise ValueError("an emulated tier needs no GPU; set device: cpu")
+        if (self.model or "").startswith(EMULATED):
+            raise ValueError(f"model {self.model!r} is the name of an emulated device; give the model itself and an "
+                             "`emulation` section")
         if self.page_tokens & (self.page_tokens - 1):
             raise ValueError(f"page_tokens {self.page_tokens} is not a power of two; use 16, 32, 64, ...")
         if self.kv_tokens % self.page_tokens:
@@ -150,9 +214,11 @@ class TierConfig(_Section):
                 raise ValueError("kv_dtype int8 needs kernels: native; use float32 or bfloat16")
         if self.kernels == "native" and self.device == "cpu" and (self.kv_dtype or self.dtype) == "float16":
             raise ValueError("float16 keys and values need kernels: portable; use float32, bfloat16 or int8")
-        if self.device.startswith("cuda") and self.resources.num_gpus == 0:
+        if self.device.startswith("cuda") and self.resources.num_gpus == 0 and not self.inline:
             raise ValueError("device cuda without GPUs; set resources.num_gpus, e.g. 1 or 0.5")
-        if self.device == "cpu" and self.resources.num_gpus > 0:
+        if len(set(self.cores)) < len(self.cores):
+            raise ValueError(f"cores {list(self.cores)} names a core twice; name each once")
+        if self.device == "cpu" and self.resources.num_gpus > 0 and not self.inline:
             raise ValueError("resources.num_gpus is set but device is cpu; set device: cuda or num_gpus: 0")
         return self
 
@@ -163,13 +229,18 @@ class TierConfig(_Section):
             return self.tensor_parallel_size
         return 2 if self.device == "cpu" and (os.cpu_count() or 1) >= 2 else 1
 
-    def model_spec(self, tier: int, default_model: str) -> ModelSpec:
+    @property
+    def label(self) -> str | None:
+        """What it runs, as people read it: an emulated device is never taken for the model it is named after."""
+        return self.model if self.emulation is None else f"{EMULATED}{self.model}"
+
+    def model_spec(self, tier: int, default_model: str, emulation: EmulationSpec | None = None) -> ModelSpec:
         """What this tier's actors need to load and run it; `default_model` serves a drafter without one."""
         return ModelSpec(
-            tier=tier, model=self.model or default_model, dtype=self.dtype, weights=self.weights,
+            tier=tier, model=self.label or default_model, emulation=emulation, dtype=self.dtype, weights=self.weights,
             kv_dtype=self.kv_dtype, kernels=self.kernels, reduction=self.reduction, device=self.device,
             tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
-            kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
+            cores=self.cores, kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
             max_context_tokens=self.max_context_tokens,
             max_batch_tokens=self.max_batch_tokens, prefill_tokens=self.prefill_tokens,
             max_sequences=self.max_sequences,
@@ -177,11 +248,41 @@ class TierConfig(_Section):
         )
 
 
+class OverlapConfig(_Section):
+    """Drafting for the outcomes of the target's pass while it is under way; for ladders of two pools."""
+
+    branches: Positive = Field(16, description="outcomes drafted for at most")
+    guesses: Positive = Field(2, description="of these, for one number of accepted tokens")
+    tokens: Positive = Field(8, description="drafted for each outcome, tokens")
+    siblings: Annotated[int, Field(ge=0, le=8)] = Field(0, description="tokens beside each of these, as in tree")
+
+
+class TreeConfig(_Section):
+    """Drafts that branch."""
+
+    widths: tuple[Positive, ...] = Field((), description="a static tree: children per node of each level")
+    nodes: Annotated[int, Field(ge=0)] = Field(0, description="a dynamic tree: its size, tokens")
+    siblings: Annotated[int, Field(ge=0, le=8)] = Field(
+        0, description="a comb: a chain, and beside each of its tokens so many that were next best",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(map(bool, (self.widths, self.nodes, self.siblings))) != 1:
+            raise ValueError("a tree is static, dynamic or a comb; give either widths, e.g. [3, 2, 1], or nodes, "
+                             "e.g. 16, or siblings, e.g. 1")
+        return self
+
+
 class SpeculationConfig(_Section):
     """How far and how the draft tiers ride ahead."""
 
     enabled: bool = Field(True, description="false: the target alone, for comparison")
-    lookahead: Positive = Field(4, description="draft tokens asked for (k), tokens")
+    lookahead: Positive | Literal["auto"] = Field(
+        4, description='draft tokens asked for (k); "auto": by measured goodput, down to none, tokens',
+    )
+    overlap: OverlapConfig | None = Field(None, description="draft while the target verifies; null: take turns")
+    tree: TreeConfig | None = Field(None, description="null: drafts are chains")
     max_lookahead: Positive = Field(16, description="upper bound of k, tokens")
     draft_timeout_s: Seconds = Field(2.0, description="a round goes on plain after waiting this long, s")
     law_support: Annotated[int, Field(ge=0)] = Field(64, description="drafts are drawn from top-m; 0: all")
@@ -189,7 +290,7 @@ class SpeculationConfig(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.lookahead > self.max_lookahead:
+        if self.lookahead != "auto" and self.lookahead > self.max_lookahead:
             raise ValueError(f"lookahead {self.lookahead} exceeds max_lookahead {self.max_lookahead}")
         return self
 
@@ -254,6 +355,8 @@ class Config(_Section):
                 raise ValueError(f"tiers.{index}.drafter: only tier 0 drafts; remove it")
             if index == 0 and len(self.tiers) > 1 and tier.num_ranks > 1:
                 raise ValueError("tiers.0.tensor_parallel_size: a drafting tier runs on one rank; use 1")
+        check_emulation(self.tiers)
+        check_inline(self.tiers)
         if len(self.tiers) == 1 and self.tiers[0].drafter is not None:
             raise ValueError("tiers.0.drafter: a single tier has nobody to draft for; add the target "
                              "tier or remove drafter")
@@ -267,10 +370,23 @@ class Config(_Section):
         """The tier that decides."""
         return self.tiers[-1]
 
+    @property
+    def processes(self) -> tuple[tuple[int, ...], ...]:
+        """The tiers of each process, small to target: one pool each, known by its last tier."""
+        return processes(self.tiers)
+
+    def inline_tiers(self, index: int) -> tuple[InlineTier, ...]:
+        """The tiers that run in the process of tier `index`, the last of its process; smallest first."""
+        below = next(shared[:-1] for shared in self.processes if shared[-1] == index)
+        specs, drafter = self.model_specs(), self.drafter_spec()
+        return tuple(InlineTier(specs[i], self.tiers[i].window, drafter if i == 0 else None) for i in below)
+
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """One spec per tier, small to target."""
-        default = self.target.model or ""
-        return tuple(tier.model_spec(index, default) for index, tier in enumerate(self.tiers))
+        default = self.target.label or ""
+        return tuple(
+            tier.model_spec(index, default, emulation_spec(self.tiers, index)) for index, tier in enumerate(self.tiers)
+        )
 
     def drafter_spec(self) -> DrafterSpec | None:
         """How tier 0 proposes; None when there is only the target."""

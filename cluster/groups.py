@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.draft import DEFAULT_FACTORY, DraftActor
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import DrafterSpec, InlineTier, ModelSpec
 from actors.wire.access import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class PoolSettings:
     num_gpus: float  # per actor
     accelerator_type: str | None
     resources: dict[str, float]  # custom Ray resources per actor
+    inline: tuple[InlineTier, ...] = ()  # tiers below that run in the process of the (first) actor, smallest first
     draft_factory: str = DEFAULT_FACTORY  # "module:function", replaced in tests
 
     def actor_options(self) -> dict[str, Any]:
@@ -92,7 +93,9 @@ class DraftGroup:
     async def _build(self) -> None:
         actor = ray.remote(DraftActor).options(**self._settings.actor_options())
         drafter = self._settings.drafter or DrafterSpec()
-        self.leader = actor.remote(self._settings.spec, drafter, self._settings.draft_factory)
+        self.leader = actor.remote(
+            self._settings.spec, drafter, self._settings.draft_factory, self._settings.inline
+        )
         self._endpoint = await self.leader.listen.remote()
         self.generation += 1
         self._alive = True
@@ -153,4 +156,6 @@ def make_group(settings: PoolSettings, on_lost: Callable[[int], None]) -> Group:
     from actors.target import TargetGroup  # late: a drafting replica needs none of it
 
     ranks = [settings.actor_options()] * settings.spec.tensor_parallel_size
-    return TargetGroup(settings.spec, ranks, law_support=settings.law_support, on_lost=on_lost)
+    return TargetGroup(
+        settings.spec, ranks, law_support=settings.law_support, inline=settings.inline, on_lost=on_lost
+    )

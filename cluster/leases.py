@@ -17,11 +17,31 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, Verdict
-from actors.wire.codec import decode_draft, decode_verdict, encode, encode_close, encode_propose, encode_verify
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo, Verdict
+from actors.wire.codec import (
+    decode_draft,
+    decode_enumeration,
+    decode_verdict,
+    encode,
+    encode_ahead,
+    encode_close,
+    encode_propose,
+    encode_step,
+    encode_verify,
+    encode_verify_ahead,
+)
 from actors.wire.frames import Kind
-from cluster.channel import CallFailed, Channel, ChannelLost, Channels
-from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, NoReplica, PoolFull, ReplicaLost
+from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
+from cluster.coordinator.tier import (
+    NO_TOKENS,
+    DraftHandle,
+    DraftLost,
+    EnumerationHandle,
+    NoReplica,
+    NoRoom,
+    PoolFull,
+    ReplicaLost,
+)
 from cluster.pools import LeaseGrant, Refused, Revoked
 from cluster.prefixes import LocalPrefixes, Prefixes, digests
 from cluster.routing import Preference
@@ -54,6 +74,20 @@ class RemoteDraft:
             return decode_draft(await asyncio.shield(self.payload))
         except (ChannelLost, CallFailed) as error:
             raise ReplicaLost(f"the draft's producer failed: {error}") from error
+
+
+class RemoteEnumeration:
+    """An enumeration under way in an actor; passed on as it came."""
+
+    def __init__(self, payload: asyncio.Future[bytes]) -> None:
+        self.payload = payload
+
+    async def fetch(self) -> Enumeration:
+        """The enumeration. Raises `ReplicaLost` when its producer died."""
+        try:
+            return decode_enumeration(await self.payload)
+        except (ChannelLost, CallFailed) as error:
+            raise ReplicaLost(f"the enumeration's producer failed: {error}") from error
 
 
 class RayLease:
@@ -124,10 +158,38 @@ class RayLease:
                 payloads.append(await asyncio.shield(draft.payload))
             except (ChannelLost, CallFailed) as error:
                 raise DraftLost(str(error)) from error
+        return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws))
+
+    async def step(self, context: Context, shape: DraftShape) -> Verdict:
+        """Draft and verify in one call. Raises `ReplicaLost`."""
+        return await self._verdict(Kind.STEP, encode_step(context, shape))
+
+    def enumerate(
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
+    ) -> EnumerationHandle:
+        """Start drafting for the outcomes of a pass under way; returns at once."""
+        if isinstance(draft, Draft):
+            sent = encode(draft)
+        else:
+            assert isinstance(draft, RemoteDraft)
+            sent = draft.payload.result()
+        payload = self._call(Kind.AHEAD, encode_ahead(context, sent, verify_round, plan))
+        payload.add_done_callback(_mark_seen)
+        return RemoteEnumeration(payload)
+
+    async def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Verdict:
+        """Verify the branch that fits the outcome of the pass of `verify_round`. Raises `ReplicaLost`."""
+        assert isinstance(enumeration, RemoteEnumeration)
+        sent = encode_verify_ahead(self._sequence_id, round, enumeration.payload.result())
+        return await self._verdict(Kind.VERIFY_AHEAD, sent)
+
+    async def _verdict(self, kind: Kind, payload: bytes) -> Verdict:
         try:
-            answer = await self._call(Kind.VERIFY, encode_verify(context, payloads, want_laws))
+            answer = await self._call(kind, payload)
         except ChannelLost as error:
             raise ReplicaLost(f"{self.replica_id}: {error}") from error
+        except CallRefused as error:
+            raise NoRoom(f"{self.replica_id}: {error}") from error
         except CallFailed as error:
             raise ReplicaLost(f"{self.replica_id}: the call failed ({error})") from error
         return decode_verdict(answer)

@@ -1,10 +1,9 @@
-"""Fixtures shared by all tests: a sealed environment, tiny random models, leak checks, a local Ray."""
+"""Fixtures shared by all tests: a sealed environment, tiny random models, leak checks."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,19 +126,3 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return make
-
-
-@pytest.fixture(scope="session")
-def ray_env() -> Iterator[None]:
-    """A local Ray with four logical CPUs and a temp dir of its own; down and gone afterwards."""
-    import ray
-
-    # Not pytest's tmp dir: Ray's socket paths have a limit of about 100 characters.
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp_dir:
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, _temp_dir=temp_dir,
-            _node_ip_address="127.0.0.1", log_to_driver=False, object_store_memory=200_000_000,
-            namespace="outrider-tests",
-        )  # fmt: skip
-        yield
-        ray.shutdown()

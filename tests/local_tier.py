@@ -1,8 +1,7 @@
-"""Tiers in this process: the real engine, verifier and drafters under the real coordinator, without Ray."""
+"""The bench's tiers in this process as tests need them: leases are counted, verdicts are kept."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
@@ -10,31 +9,24 @@ import numpy as np
 
 from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
-from actors.engine.engine import Engine
-from actors.engine.runner import LocalRunner
-from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, ReplicaStats, Verdict
+from actors.engine.step import ModelRunner
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats, Verdict
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
-from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, Lease, ReplicaLost
+from cluster.bench import local
+from cluster.coordinator.tier import NO_TOKENS, DraftHandle, EnumerationHandle, Lease
+
+MAX_CONTEXT_TOKENS = 1024  # of a spec that does not say
 
 
-def engine_and_info(runner: LocalRunner, spec: ModelSpec) -> tuple[Engine, ReplicaInfo]:
-    """An engine over a runner, and what its replica would say of itself."""
-    longest = spec.max_context_tokens or 1024
-    info = ReplicaInfo(spec.tier, spec.model, runner.vocab_size, longest, runner.num_pages, spec.page_tokens, "x")
-    return Engine(runner, spec, longest), info
-
-
-def verifier(runner: LocalRunner, spec: ModelSpec, law_support: int = 64) -> Verifier:
+def verifier(runner: ModelRunner, spec: ModelSpec) -> Verifier:
     """A verifying tier in this process."""
-    engine, info = engine_and_info(runner, spec)
-    return Verifier(engine, info, law_support)
+    return local.local_verifier(runner, spec, spec.max_context_tokens or MAX_CONTEXT_TOKENS)
 
 
-def model_drafter(runner: LocalRunner, spec: ModelSpec, law_support: int = 64) -> ModelDrafter:
+def model_drafter(runner: ModelRunner, spec: ModelSpec) -> ModelDrafter:
     """A drafting tier in this process."""
-    engine, info = engine_and_info(runner, spec)
-    return ModelDrafter(engine, info, law_support)
+    return local.local_drafter(runner, spec, spec.max_context_tokens or MAX_CONTEXT_TOKENS)
 
 
 class RandomDrafter(Drafter):
@@ -62,77 +54,44 @@ class RandomDrafter(Drafter):
         """Nothing runs."""
 
 
-class LocalDraft:
-    """A draft under way in this process."""
+class LocalLease(local.LocalLease):
+    """A hold that its tier keeps an account of."""
 
-    def __init__(self, future: Future[Draft]) -> None:
-        self.future = future
-
-    async def wait(self, timeout_s: float) -> bool:
-        """True when ready in time."""
-        done, _ = await asyncio.wait([asyncio.wrap_future(self.future)], timeout=timeout_s)
-        return bool(done)
-
-    async def fetch(self) -> Draft:
-        """The payload."""
-        return await asyncio.wrap_future(self.future)
-
-
-class LocalLease:
-    """A hold on the one replica of a local tier. `dead` makes every later call fail."""
-
-    def __init__(self, tier: LocalTier, sequence_id: str, replica_id: str) -> None:
+    def __init__(self, tier: LocalTier, sequence_id: str) -> None:
+        super().__init__(tier.worker, sequence_id)
         self._tier = tier
-        self._sequence_id = sequence_id
-        self._replica_id = replica_id
-        self.revoked = False
-
-    @property
-    def replica_id(self) -> str:
-        """The name of the replica."""
-        return self._replica_id
-
-    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
-        """Ask the drafter."""
-        assert isinstance(self._tier.worker, Drafter)
-        return LocalDraft(self._tier.worker.propose(context, shape))
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
-        """Ask the verifier."""
-        return self._verify(context, drafts, want_laws)
+        """As any lease, and keep the verdict."""
+        return self._keep(super().verify(context, *drafts, want_laws=want_laws))
 
-    async def _verify(self, context: Context, drafts: tuple[DraftHandle | Draft, ...], want_laws: bool) -> Verdict:
-        assert isinstance(self._tier.worker, Verifier)
-        pieces = []
-        for draft in drafts:
-            try:
-                pieces.append(draft if isinstance(draft, Draft) else await draft.fetch())
-            except ReplicaLost as error:
-                raise DraftLost(str(error)) from error
-        verdict = await asyncio.wrap_future(self._tier.worker.verify(context, pieces, want_laws))
+    def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Awaitable[Verdict]:
+        """As any lease, and keep the verdict."""
+        return self._keep(super().verify_ahead(round, verify_round, enumeration))
+
+    async def _keep(self, coming: Awaitable[Verdict]) -> Verdict:
+        verdict = await coming
         self._tier.verdicts.append(verdict)
         return verdict
 
     async def release(self, held: Ids | None = None) -> None:
-        """Close the sequence."""
+        """Close the sequence, the first time."""
         if self in self._tier.leases:
             self._tier.leases.remove(self)
-            self._tier.worker.close(self._sequence_id, held)
+            await super().release(held)
 
 
-class LocalTier:
-    """One replica of a tier in this process."""
+class LocalTier(local.LocalTier):
+    """One replica of a tier in this process, with the leases that are out and all its verdicts."""
 
-    def __init__(self, worker: Drafter | Verifier, name: str = "local") -> None:
+    def __init__(self, worker: Drafter | Verifier) -> None:
+        super().__init__(worker)
         self.worker = worker
-        self.name = name
         self.leases: list[LocalLease] = []
         self.verdicts: list[Verdict] = []
 
-    async def lease(
-        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
-    ) -> Lease:
+    async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS) -> Lease:
         """Always to be had."""
-        lease = LocalLease(self, sequence_id, self.name)
+        lease = LocalLease(self, sequence_id)
         self.leases.append(lease)
         return lease

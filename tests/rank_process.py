@@ -12,13 +12,19 @@ import torch
 import torch.distributed as dist
 import transformers as tf
 
+from actors.engine.broadcast import BroadcastRunner, Channel, GroupChannel, follow
 from actors.engine.make import make_runner
+from actors.engine.native.channel import open_channel
 from actors.engine.native.fused import FusedRunner
+from actors.engine.step import ModelRunner
 from actors.loading.sharded import shard
 from tests.models import tiny_spec
 from tests.tape import Tape
 
 CHUNKS = (1, 7, 50)
+TREE = np.array([3, 1, 4, 1, 5, 9], np.int32)
+PARENTS = np.array([-1, -1, 0, 1, 2, 3], np.int32)
+PATH = [1, 3, 5]
 
 
 def model() -> tf.PreTrainedModel:
@@ -41,6 +47,30 @@ def ids() -> np.ndarray:
     return np.random.default_rng(2).integers(0, 97, 50).astype(np.int32)
 
 
+def branch(tape: Tape) -> list[torch.Tensor]:
+    """Logits of a branch in its tree, of its last token once the others are where a chain has them, and as a chain."""
+    tape.feed(0, ids(), 50)
+    in_tree = tape.run([(0, 50, TREE)], [PARENTS])[PATH]
+    moves = [(tape.slot(0, 50 + node), tape.slot(0, 50 + at)) for at, node in enumerate(PATH[:-1])]
+    after = tape.run([(0, 52, TREE[PATH[-1:]])], moves=moves)
+    return [in_tree, after, tape.run([(0, 50, TREE[PATH])])]
+
+
+def told(runner: ModelRunner) -> list[torch.Tensor]:
+    """`branch`, rank 0 telling the others its steps as a group does (`actors.engine.broadcast`)."""
+    group = dist.new_group()
+    assert group is not None
+    channel: Channel = open_channel(dist.get_rank(), dist.get_world_size(), 60.0) or GroupChannel(group)
+    if dist.get_rank() > 0:
+        follow(runner, channel, 60.0)
+        return []
+    leader = BroadcastRunner(runner, channel, 60.0)
+    leader.num_pages = runner.num_pages  # type: ignore[attr-defined]  # for the tape
+    found = branch(Tape(leader, 1, seed=3))
+    leader.stop()
+    return found
+
+
 def main() -> None:
     """Run this rank."""
     rank, size, store, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -53,6 +83,7 @@ def main() -> None:
         assert isinstance(runner, FusedRunner)
         dist.barrier()
         found[weights] = [Tape(runner, 1, seed=chunk).feed(0, ids(), chunk) for chunk in CHUNKS]
+        found[f"{weights}-tree"] = told(runner)
     if rank == 0:
         torch.save(found, out)
     dist.barrier()

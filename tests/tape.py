@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from actors.engine.step import StepInput
+from actors.engine.tree import depths
 
 
 class Tape:
@@ -19,16 +20,22 @@ class Tape:
         order = np.random.default_rng(seed).permutation(runner.num_pages).astype(np.int32)
         self.tables = np.array_split(order, num_sequences)
 
-    def run(self, parts: list[tuple[int, int, np.ndarray]]) -> torch.Tensor:
-        """One step over `(sequence, start, ids)`: logits of every row."""
+    def run(
+        self, parts: list[tuple[int, int, np.ndarray]], parents: list[np.ndarray] | None = None,
+        moves: list[tuple[int, int]] | None = None,
+    ) -> torch.Tensor:
+        """One step over `(sequence, start, ids)`: logits of every row. `parents` of each part where some are trees."""
         ids = np.concatenate([p[2] for p in parts]).astype(np.int32)
         positions = [np.arange(start, start + len(x), dtype=np.int32) for _, start, x in parts]
         tables = [self.tables[s] for s, _, _ in parts]
+        depth = positions
+        if parents is not None:
+            depth = [start + depths(p) for (_, start, _), p in zip(parts, parents, strict=True)]
         used = [t[: -(-(start + len(x)) // self.page)] for t, (_, start, x) in zip(tables, parts, strict=True)]
         return self.runner.forward(
             StepInput(
                 input_ids=ids,
-                positions=np.concatenate(positions),
+                positions=np.concatenate(depth).astype(np.int32),
                 slots=np.concatenate(
                     [t[p // self.page] * self.page + p % self.page for t, p in zip(tables, positions, strict=True)]
                 ).astype(np.int32),
@@ -38,8 +45,14 @@ class Tape:
                 cu_pages=np.cumsum([0, *(len(u) for u in used)]).astype(np.int32),
                 logit_rows=np.arange(len(ids), dtype=np.int32),
                 copies=np.empty((0, 2), np.int32),
+                moves=np.array(moves or [], np.int32).reshape(-1, 2),
+                parents=np.concatenate([[], *(parents or [])]).astype(np.int32),
             )
         )
+
+    def slot(self, sequence: int, position: int) -> int:
+        """Where a chain has a position."""
+        return int(self.tables[sequence][position // self.page]) * self.page + position % self.page
 
     def feed(self, sequence: int, ids: np.ndarray, chunk: int) -> torch.Tensor:
         """The whole sequence in chunks of `chunk`."""

@@ -6,73 +6,87 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from actors.drafters.ahead import AheadJob
 from actors.drafters.base import Drafter
+from actors.drafters.chain import ChainJob
+from actors.drafters.growth import Growth
+from actors.drafters.tail import Tail
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
-from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo
-from actors.sampling import laws as draft_laws
-from actors.sampling.draw import draw
-from actors.sampling.laws import SparseLaw
+from actors.engine.tree import BadTree, check
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import VerifyMode
 from actors.sampling.rows import LogitRows
 
-_NO_IDS = np.empty(0, np.int32)
 
-
-class DraftJob(Job):
+class DraftJob(ChainJob):
     """Catches up with the context, then draws up to k tokens one by one."""
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int) -> None:
-        super().__init__(context, Future())
-        self._num_tokens = num_tokens
-        self._tier = tier
-        self._law_support = law_support
-        self._tokens: list[int] = []
-        self._laws: list[SparseLaw] = []
-        self._rng: np.random.Generator | None = None
-        if context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK):
-            self._rng = stream(context.sampling.entropy, Purpose.DRAFT, tier, context.round)
+    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int, num_siblings: int) -> None:
+        super().__init__(context, num_tokens, tier, law_support, _noise(context, tier), num_siblings)
 
-    def draft_ids(self) -> Ids:
-        """Nothing is fed beyond the context."""
-        return _NO_IDS
-
-    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
-        """Draw the next token; it is fed unless it is the last one wanted."""
-        context = self.context
-        drawn = draw(
-            logits=logits, index=0, params=context.sampling, history_ids=history_ids,
-            num_prompt_tokens=context.num_prompt_tokens, rng=self._rng, law_support=self._law_support,
-        )
-        self._tokens.append(drawn.token)
-        if drawn.law is not None:
-            self._laws.append(drawn.law)
-        if len(self._tokens) < self._num_tokens:
-            return drawn.token
-        self.future.set_result(
-            Draft(
-                tokens=np.array(self._tokens, np.int32),
-                laws=draft_laws.build(self._laws) if self._laws else None, tier=self._tier, seconds=self.seconds,
-                model_seconds=self.model_seconds, num_cached_tokens=self.num_cached_tokens,
-                pass_rows=self.pass_rows, pass_seconds=self.pass_seconds,
-            )
-        )
-        return None
+    def answer(self) -> None:
+        """The tokens wanted."""
+        self._tail.shown = True
+        self.future.set_result(self.draft())
 
     def fail(self, error: Exception) -> None:
         """An empty draft that says why: the round goes on plain."""
         if not self.future.done():
-            missing = isinstance(error, PrefixMissing)
-            self.future.set_result(
-                Draft(
-                    tokens=np.empty(0, np.int32), tier=self._tier, seconds=self.seconds,
-                    error=None if missing else f"{error}", prefix_missing=missing,
-                )
-            )
+            self.future.set_result(_no_draft(self, self._tier, error))
+
+
+class TreeJob(Job):
+    """Catches up with the context, then grows a tree after it."""
+
+    future: Future[Draft]
+
+    def __init__(self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int) -> None:
+        super().__init__(context, Future())
+        self._tier = tier
+        self._growth = Growth(context, shape, depth, tier, law_support, _noise(context, tier), self._answer)
+
+    def draft_ids(self) -> Ids:
+        """Nothing is fed beyond the context."""
+        return np.empty(0, np.int32)
+
+    def recall(self, notes: object | None, num_common: int) -> object | None:
+        """A tree leaves no tail: its branches hold what it ran."""
+        return Tail(self.context.num_tokens, self.context.sampling)
+
+    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
+        """The first level; the others run on branches."""
+        self.spawned.extend(self._growth.feed(-1, logits, history_ids, self))
+        return None
+
+    def fail(self, error: Exception) -> None:
+        """An empty draft that says why."""
+        if not self.future.done():
+            self.future.set_result(_no_draft(self, self._tier, error))
+
+    def _answer(self, error: Exception | None) -> None:
+        if not self._growth.has_tokens and error is not None:
+            self.fail(error)
+        elif not self.future.done():
+            self.future.set_result(self._growth.draft(self))
+
+
+def _noise(context: Context, tier: int) -> np.random.Generator | None:
+    if context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK):
+        return stream(context.sampling.entropy, Purpose.DRAFT, tier, context.round)
+    return None
+
+
+def _no_draft(job: Job, tier: int, error: Exception) -> Draft:
+    missing = isinstance(error, PrefixMissing)
+    return Draft(
+        tokens=np.empty(0, np.int32), tier=tier, seconds=job.seconds, error=None if missing else f"{error}",
+        prefix_missing=missing,
+    )
 
 
 class ModelDrafter(EngineBacked, Drafter):
@@ -85,6 +99,40 @@ class ModelDrafter(EngineBacked, Drafter):
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal; cut to what the draft model's own context still holds."""
         room = self._info.max_context_tokens - context.num_tokens + 1
-        job = DraftJob(context, max(1, min(shape.num_tokens, room)), self._info.tier, self._law_support)
+        depth = max(1, min(shape.num_tokens, room))
+        job: DraftJob | TreeJob
+        if shape.grows:
+            job = TreeJob(context, shape, depth, self._info.tier, self._law_support)
+        else:
+            job = DraftJob(context, depth, self._info.tier, self._law_support, shape.siblings)
         self.engine.submit(job)
         return job.future
+
+    def enumerate(
+        self, context: Context, draft: Draft, verify_round: int, plan: AheadPlan
+    ) -> Future[Enumeration]:
+        """Queue drafts for the outcomes; all branches run in the same passes."""
+        if (wrong := self._why_not(draft)) is not None:
+            future: Future[Enumeration] = Future()
+            future.set_result(Enumeration(verify_round, tier=self._info.tier, error=wrong))
+            return future
+        job = AheadJob(
+            context, draft, verify_round, plan, self._info.tier, self._law_support, self._info.max_context_tokens
+        )
+        self.engine.submit(job)
+        return job.future
+
+    def _why_not(self, draft: Draft) -> str | None:
+        """What is wrong with a draft that shall be run."""
+        ids, parents = draft.tokens, draft.parents
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.engine.vocab_size:
+            return f"a draft token lies outside the vocabulary of {self.engine.vocab_size}"
+        if parents is None:
+            return None
+        if len(parents) != len(ids):
+            return f"{len(ids)} draft tokens came with {len(parents)} parents; send one each"
+        try:
+            check(parents)
+        except BadTree as error:
+            return f"{error}"
+        return None

@@ -2,11 +2,13 @@
 
 A row's result is a function of its own sequence alone, bit for bit: keys are padded to whole pages and
 masked, queries padded to a multiple of 8, and a group of queries is cut where the number of key pages
-changes, so the same query always meets the same shapes whatever batch or chunk it came in.
+changes, so the same query always meets the same shapes whatever batch or chunk it came in. The rows of a drafted
+tree are grouped by the path that they lie on, and its keys are gathered into the order of a chain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from actors.engine import tree
 from actors.engine.step import StepInput
 
 NAME = "outrider_paged"
@@ -22,11 +25,12 @@ QUERY_MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """Consecutive rows of one sequence that see the same number of key pages."""
+    """Rows of one text, at consecutive positions, that see the same number of key pages."""
 
-    start: int  # first row
-    end: int
-    pages: torch.Tensor  # [num_key_pages] int64
+    rows: slice | torch.Tensor  # of the step: consecutive ones, or [num_rows] int64
+    size: int
+    pages: torch.Tensor | None  # [num_key_pages] int64; None: `slots`
+    slots: torch.Tensor | None  # [num_key_pages * page_tokens] int64, key by key, of a tree
     query_positions: torch.Tensor  # [padded queries] int64, absolute; padding repeats the last
     mask: torch.Tensor  # [padded queries, num_key_pages * page_tokens] 0 or -inf, in the KV dtype
 
@@ -61,6 +65,13 @@ class PagedKV:
         for store in (*self.keys, *self.values):
             store[:, pages[:, 1]] = store[:, pages[:, 0]]
 
+    def move_slots(self, moves: np.ndarray) -> None:
+        """Move single tokens in every layer; `moves` [num_moves, 2] int32 slots (from, to), ascending within a text."""
+        slots = torch.from_numpy(moves).long().to(self._device)
+        for store in (*self.keys, *self.values):
+            tokens = store.view(len(store), -1, store.shape[-1])
+            tokens[:, slots[:, 1]] = tokens[:, slots[:, 0]]
+
     def plan(self, step: StepInput) -> StepPlan:
         """What the layers of one step share."""
         return StepPlan(step, self, self._dtype, self._device)
@@ -74,22 +85,55 @@ class StepPlan:
         self.slots = torch.from_numpy(step.slots).long().to(device)
         self.groups: list[QueryGroup] = []
         self._windowed: dict[tuple[int, int], torch.Tensor] = {}
-        page = kv.page_tokens
+        self._dtype = dtype
+        self._device = device
+        limbs = tree.limbs(step)
+        forks = {limb.sequence: limb.fork for limb in limbs}
         for s in range(len(step.kv_len)):
             row, end = int(step.cu_query[s]), int(step.cu_query[s + 1])
             pages = torch.from_numpy(step.pages[step.cu_pages[s] : step.cu_pages[s + 1]]).long().to(device)
             position = int(step.kv_len[s]) - (end - row)
-            while row < end:
-                size = min(page - position % page, end - row)
-                num_pages = position // page + 1
-                padded = -(-size // QUERY_MULTIPLE) * QUERY_MULTIPLE
-                positions = torch.arange(position, position + padded, device=device)
-                positions = positions.clamp_max(position + size - 1)
-                hidden = torch.arange(num_pages * page, device=device)[None] > positions[:, None]
-                mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
-                self.groups.append(QueryGroup(row, row + size, pages[:num_pages], positions, mask))
-                row += size
-                position += size
+            if s in forks:
+                end = row + forks[s] - position
+            for first, size, num_pages in self._cut(position, end - row):
+                at = row + first - position
+                self._add(slice(at, at + size), first, size, pages[:num_pages], None)
+        for limb in limbs:
+            self._add_limb(step, limb)
+
+    def _cut(self, position: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
+        """(first position, number of rows, key pages) of the groups of rows at `position` and after."""
+        page, end = self.kv.page_tokens, position + num_rows
+        while position < end:
+            size = min(page - position % page, end - position)
+            yield position, size, position // page + 1
+            position += size
+
+    def _add_limb(self, step: StepInput, limb: tree.Limb) -> None:
+        page = self.kv.page_tokens
+        table = step.pages[step.cu_pages[limb.sequence] : step.cu_pages[limb.sequence + 1]]
+        before = np.arange(limb.fork)
+        held = np.concatenate([table[before // page] * page + before % page, step.slots[limb.rows]])
+        start = limb.fork + limb.first
+        for first, size, num_pages in self._cut(start, len(limb.rows) - limb.first):
+            slots = np.full(num_pages * page, self.kv.num_pages * page)  # unseen: the page that stays zero
+            seen = held[: first + size]
+            slots[: len(seen)] = seen
+            rows = limb.rows[first - limb.fork : first - limb.fork + size]
+            at, slots_at = (torch.from_numpy(a).long().to(self._device) for a in (rows, slots))
+            self._add(at, first, size, None, slots_at)
+
+    def _add(
+        self, rows: slice | torch.Tensor, position: int, size: int, pages: torch.Tensor | None,
+        slots: torch.Tensor | None,
+    ) -> None:
+        """A group of `size` rows from `position` on."""
+        padded = -(-size // QUERY_MULTIPLE) * QUERY_MULTIPLE
+        positions = torch.arange(position, position + padded, device=self._device).clamp_max(position + size - 1)
+        num_keys = (position // self.kv.page_tokens + 1) * self.kv.page_tokens
+        hidden = torch.arange(num_keys, device=self._device)[None] > positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+        self.groups.append(QueryGroup(rows, size, pages, slots, positions, mask))
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
         """Mask of group `index`; with a sliding window of `window` tokens if the layer has one."""
@@ -120,22 +164,29 @@ def paged_attention(
         raise RuntimeError("paged attention needs the step's plan: run the model through LocalRunner")
     layer: Any = module.layer_idx  # set by transformers on every attention module
     keys, values = plan.kv.keys[layer], plan.kv.values[layer]
-    heads, _, page, dim = keys.shape
+    heads, _, _, dim = keys.shape
     keys.view(heads, -1, dim).index_copy_(1, plan.slots, key[0].to(keys.dtype))
     values.view(heads, -1, dim).index_copy_(1, plan.slots, value[0].to(values.dtype))
     out = torch.empty_like(query)
     for index, group in enumerate(plan.groups):
-        k = keys.index_select(1, group.pages).view(1, heads, -1, dim)
-        v = values.index_select(1, group.pages).view(1, heads, -1, dim)
-        q = query[:, :, group.start : group.end]
-        size = group.end - group.start
-        if size != len(group.query_positions):
-            q = torch.nn.functional.pad(q, (0, 0, 0, len(group.query_positions) - size))
+        k, v = (_gathered(store, group) for store in (keys, values))
+        q = query[:, :, group.rows]
+        if group.size != len(group.query_positions):
+            q = torch.nn.functional.pad(q, (0, 0, 0, len(group.query_positions) - group.size))
         attended = torch.nn.functional.scaled_dot_product_attention(
             q.to(k.dtype), k, v, attn_mask=plan.mask(index, sliding_window), scale=scaling, enable_gqa=True
         )
-        out[:, :, group.start : group.end] = attended[:, :, :size].to(out.dtype)
+        out[:, :, group.rows] = attended[:, :, : group.size].to(out.dtype)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _gathered(store: torch.Tensor, group: QueryGroup) -> torch.Tensor:
+    """What a group sees of one layer's keys or values: [1, num_kv_heads, num_keys, head_dim]."""
+    heads, _, _, dim = store.shape
+    if group.pages is not None:
+        return store.index_select(1, group.pages).view(1, heads, -1, dim)
+    assert group.slots is not None
+    return store.view(heads, -1, dim).index_select(1, group.slots)[None]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 
-from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
+import numpy as np
+
+from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall, TimeUp
 from actors.engine.kv.manager import KVManager
 from actors.engine.packing import Part, pack
 from actors.engine.planner import Planner
 from actors.engine.preemption import RESTING_S, Preemption
 from actors.engine.scheduler import Chunk, Scheduler
-from actors.engine.sequences import Sequence, SequenceTable
-from actors.engine.step import ModelRunner
+from actors.engine.sequences import Sequence, SequenceTable, is_branch
+from actors.engine.step import Int32s, ModelRunner
 from actors.messages import Ids
 from actors.sampling.rows import LogitRows, concat
 from actors.sampling.validate import BadLogits
@@ -40,6 +42,7 @@ class Batch:
             Preemption(min(RESTING_S, spec.idle_timeout_s / 2)), clock,
         )
         self._runner = runner
+        self._moves: list[Int32s] = []  # of tokens of verified trees, to be made at the beginning of the next pass
         self._scrub_page = num_pages  # the runner's always-zero page
         self._idle_timeout_s = spec.idle_timeout_s
         self._on_closed = on_closed
@@ -47,6 +50,7 @@ class Batch:
         self.num_steps = 0
         self.num_rows = 0
         self.forward_s = 0.0
+        self._pass_began_s = self._pass_ended_s = 0.0  # of the latest one
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -60,8 +64,13 @@ class Batch:
 
     @property
     def num_active(self) -> int:
-        """Calls under way."""
+        """Calls under way, those on branches included."""
         return len(self._table.active)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls under way that somebody outside made; may be asked from other threads."""
+        return sum(not is_branch(sequence_id) for sequence_id in list(self._table.active))
 
     @property
     def num_preemptions(self) -> int:
@@ -70,13 +79,21 @@ class Batch:
 
     def attach(self, job: Job) -> None:
         """Take a call; one that cannot be taken fails."""
+        if not job.model_seconds:  # it may have come while a pass was under way
+            job.model_seconds = max(0.0, self._pass_ended_s - max(self._pass_began_s, job.created_s))
         try:
             self._table.attach(job)
+            self._attach_spawned(job)
         except (PrefixMissing, StaleCall, SequenceRejected, ReplicaFull) as error:
             job.fail(error)
         except Exception as error:
             log.exception("a call of sequence %s could not be taken", job.context.sequence_id)
             job.fail(error)
+
+    def _attach_spawned(self, job: Job) -> None:
+        spawned, job.spawned = job.spawned, []
+        for branch_job in spawned:
+            self.attach(branch_job)
 
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Forget a sequence and free its pages; unknown ids are ignored. `truth`: see `SequenceTable.close`."""
@@ -96,33 +113,58 @@ class Batch:
             sequence.job.fail(error)
             self._table.detach(sequence)
             self.kv.truncate(sequence.sequence_id, 0)
+        for branch in self._table.branches:
+            self._table.end_branch(branch, error)
+        if self._moves:  # made or not, nobody knows
+            self.kv.distrust(np.concatenate(self._moves)[:, 1])
+            self._moves = []
+
+    def _end_overdue(self) -> None:
+        """Calls whose time is over answer with what they have."""
+        timed = [s for s in self._table.active.values() if s.job is not None and s.job.deadline_s is not None]
+        now_s = time.monotonic() if timed else 0.0
+        for sequence in timed:
+            job = sequence.job
+            if job is not None and job.deadline_s is not None and job.deadline_s <= now_s:
+                job.fail(TimeUp())
+                self._table.detach(sequence)
 
     def step(self) -> bool:
         """One packed pass over the calls under way; False if there is none that can run now."""
+        self._end_overdue()
         chunks = self._planner.plan()
         if not chunks:
             return False
         parts = [self._part(chunk) for chunk in chunks]
-        step = pack(parts, self.kv.page_tokens, self._planner.copies)
-        began_s = time.monotonic()
+        step = pack(parts, self.kv.page_tokens, self._planner.copies, self._moves)
+        self._pass_began_s = began_s = time.monotonic()
         try:
             logits = self._runner.forward(step)
         except Exception as error:
             log.exception("forward pass failed")
             self.fail_all(error)
             return True  # the page copies are still to be made
-        seconds = time.monotonic() - began_s
-        self._planner.copies = []
+        self._pass_ended_s = time.monotonic()
+        seconds = self._pass_ended_s - began_s
+        for active in self._table.active.values():
+            assert active.job is not None
+            active.job.model_seconds += seconds
+        self._planner.copies, self._moves = [], []
         self.forward_s += seconds
         self.num_steps += 1
         self.num_rows += len(step.input_ids)
         rows = LogitRows(logits)
         first = 0
+        jobs = [self._table[chunk.sequence_id].job for chunk in chunks]
         for chunk, part in zip(chunks, parts, strict=True):
-            sequence = self._table[chunk.sequence_id]
-            self._advance(sequence, part, len(step.input_ids), seconds)
-            self._deliver(sequence, rows.part(first, first + part.num_logits))
+            if chunk.sequence_id in self._table:  # not a branch that ended a moment ago
+                sequence = self._table[chunk.sequence_id]
+                self._advance(sequence, part, len(step.input_ids), seconds)
+                self._deliver(sequence, rows.part(first, first + part.num_logits), part.parents is not None)
             first += part.num_logits
+        for job in jobs:
+            if job is not None and job.spawned:
+                self._attach_spawned(job)
         return True
 
     def _part(self, chunk: Chunk) -> Part:
@@ -130,7 +172,7 @@ class Batch:
         assert sequence.job is not None
         num_logits = max(0, chunk.end - max(chunk.start, sequence.job.first_logit))
         ids = sequence.ids.view(chunk.start, chunk.end)
-        return Part(ids, chunk.start, self.kv.pages(chunk.sequence_id), num_logits)
+        return Part(ids, chunk.start, self.kv.pages(chunk.sequence_id), num_logits, _parents(sequence.job, chunk))
 
     def _advance(self, sequence: Sequence, part: Part, pass_rows: int, seconds: float) -> None:
         end = part.start + len(part.ids)
@@ -138,10 +180,9 @@ class Batch:
         self.kv.commit(sequence.sequence_id, min(sequence.num_committed, end))
         sequence.has_run = True
         if sequence.job is not None:
-            sequence.job.model_seconds += seconds
             sequence.job.pass_rows, sequence.job.pass_seconds = pass_rows, seconds
 
-    def _deliver(self, sequence: Sequence, logits: LogitRows) -> None:
+    def _deliver(self, sequence: Sequence, logits: LogitRows, is_tree: bool) -> None:
         """Give a call its logits, once all of them are there."""
         job = sequence.job
         if job is None:
@@ -164,12 +205,27 @@ class Batch:
             log.exception("sampling failed")
             job.fail(error)
             next_id = None
+        if is_tree:
+            self._prune(sequence, job)
         if next_id is None:
             self._commit_decided(sequence, job)
             self._table.detach(sequence)
         else:
             job.first_logit = len(sequence.ids)
             sequence.ids.extend((next_id,))
+
+    def _prune(self, sequence: Sequence, job: Job) -> None:
+        """Nothing of a tree stays but the path that its call keeps, which is from now on as if fed as a chain."""
+        num_kept = job.context.num_tokens
+        if self.kv.length(sequence.sequence_id) < num_kept:  # discarded
+            sequence.ids.cut(num_kept)
+            return
+        moves = self.kv.prune(sequence.sequence_id, num_kept, job.path)
+        if len(moves):
+            self._moves.append(moves)
+        kept = sequence.ids.view(num_kept)[list(job.path)]
+        sequence.ids.cut(num_kept)
+        sequence.ids.extend(kept)
 
     def _commit_decided(self, sequence: Sequence, job: Job) -> None:
         """What the call has decided may be found by later prompts, even if this was the sequence's last call."""
@@ -179,4 +235,15 @@ class Batch:
 
     def _scrub(self, sequence: Sequence) -> None:
         """NaN keys or values must not reach the pages' next owner (0 * NaN is NaN even where masked)."""
+        for branch in list(sequence.branches):
+            self._table.end_branch(branch, BadLogits("the sequence's keys or values are bad"))
         self._planner.copies.extend((self._scrub_page, page) for page in self.kv.discard(sequence.sequence_id))
+
+
+def _parents(job: Job, chunk: Chunk) -> Int32s | None:
+    """Parents of a chunk's rows if a tree is among them: context first, then the nodes."""
+    nodes = job.draft_parents()
+    num_context = job.context.num_tokens - chunk.start
+    if nodes is None or chunk.num_rows <= num_context:
+        return None
+    return np.concatenate([np.arange(-1, num_context - 1), nodes + num_context]).astype(np.int32)

@@ -104,7 +104,7 @@ class Engine:
             num_rows=batch.num_rows,
             extra={
                 "forward_s": batch.forward_s,
-                "num_active_calls": batch.num_active,
+                "num_active_calls": batch.num_calls,
                 "num_waiting_calls": self._commands.qsize(),
                 "num_preemptions": batch.num_preemptions,
                 "num_refused_calls": self._num_refused,

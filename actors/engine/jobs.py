@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from actors.messages import Context, Ids
@@ -27,6 +28,18 @@ class ReplicaFull(Exception):
     """This replica has no room for the call now: it may be served elsewhere, or here later; one clear sentence."""
 
 
+class TimeUp(Exception):
+    """The time that a call was given is over: what it has is its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a branch leaves its sequence: it begins on the pages of the first `num_tokens` tokens."""
+
+    sequence_id: str
+    num_tokens: int
+
+
 class Job(abc.ABC):
     """One call on one sequence: rows to feed, then a decision on their logits, possibly repeated.
 
@@ -42,14 +55,34 @@ class Job(abc.ABC):
         self.num_cached_tokens = 0  # found in the prefix cache when the sequence was opened
         self.first_logit = 0  # position from which on logits are wanted
         self.pending: list[LogitRows] = []  # of a pass that took several steps, oldest first
-        self.model_seconds = 0.0  # inside forward passes that this call took part in
+        self.model_seconds = 0.0  # of forward passes while this call was here, waiting or taking part
         self.pass_rows, self.pass_seconds = 0, 0.0  # of the last of them, other sequences' rows included
         # Set by the job:
+        self.fork: Fork | None = None  # of a call on a branch: where to open it
+        self.spawned: list[Job] = []  # calls on branches of the sequence, taken up by the engine and removed from here
+        self.deadline_s: float | None = None  # monotonic; no pass begins at or after it: the job fails with `TimeUp`
+        self.num_known = 0  # of `draft_ids`: tokens whose logits, and those of the ones before, are not wanted again
+        self.path: tuple[int, ...] = ()  # of a tree: nodes that stay, from its root on; the others are dropped
         self.num_decided = 0  # tokens of the sequence that this tier has decided: they may enter the prefix cache
 
     @abc.abstractmethod
     def draft_ids(self) -> Ids:
         """Unverified ids fed after the context, [num_draft] int32."""
+
+    def draft_parents(self) -> Ids | None:
+        """Of a draft that is a tree, each node's parent (`actors.engine.tree`), [num_draft] int32; None: a chain.
+
+        A tree is run in one step, and is gone after the decision but for `path`, which is then as if fed as a chain.
+        """
+        return None
+
+    def recall(self, notes: object | None, num_common: int) -> object | None:
+        """The sequence has been found: `notes` are what its last call left here. Returns what to leave instead.
+
+        The first `num_common` tokens of the context and of `draft_ids` are as the sequence knew them. The job may now
+        change `draft_ids` and `num_known`, or resolve its future: then no pass is run.
+        """
+        return None
 
     @abc.abstractmethod
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:

@@ -47,20 +47,20 @@ def _on_gpu(model: Any, spec: ModelSpec) -> ModelRunner:
 
 
 def _fused(model: Any, spec: ModelSpec) -> ModelRunner | None:
-    from actors.engine.native.anatomy import NotFusable, check_fusable
+    from actors.engine.native.anatomy import NotFusable, dissect
     from actors.engine.native.exchange import open_exchange
     from actors.engine.native.fused import FusedRunner, exchange_capacity
 
     try:
-        check_fusable(model)
+        anatomy = dissect(model, spec.max_context_tokens or int(model.config.get_text_config().max_position_embeddings))
     except NotFusable as reason:
         log.info("%s runs layer by layer: %s", spec.model, reason)
         return None
     exchange = None
     if spec.tensor_parallel_size > 1:
         exchange = open_exchange(
-            dist.get_rank(), spec.tensor_parallel_size, exchange_capacity(model, spec), spec.step_timeout_s
+            dist.get_rank(), spec.tensor_parallel_size, exchange_capacity(anatomy, spec), spec.step_timeout_s
         )
         if exchange is None:  # ranks on several machines
             return None
-    return FusedRunner(model, spec, exchange)
+    return FusedRunner(anatomy, spec, exchange)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from actors.engine import tree
 from actors.engine.kv.copies import parallel_copies
 from actors.engine.step import Int32s, StepInput
+
+_NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
+_NO_PARENTS: Int32s = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,15 @@ class Part:
     start: int
     pages: Int32s  # all that the sequence holds
     num_logits: int  # of its last rows
+    parents: Int32s | None = None  # [num_rows] as in `StepInput`, where the rows are a tree; None: a chain
 
 
-def pack(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]] = ()) -> StepInput:
-    """One step of `parts`, in their order; `copies` are meant one after another."""
+def pack(
+    parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]] = (), moves: Sequence[Int32s] = ()
+) -> StepInput:
+    """One step of `parts`, in their order; `copies` are meant one after another, and so are `moves`."""
+    if not moves and all(len(p.ids) == 1 and p.num_logits == 1 for p in parts):
+        return _decoding(parts, page_tokens, copies)
     count = len(parts)
     lengths = np.fromiter((len(p.ids) for p in parts), np.int32, count)
     starts = np.fromiter((p.start for p in parts), np.int32, count)
@@ -31,20 +41,57 @@ def pack(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, in
     cu_pages = _cumulative(np.fromiter((len(p.pages) for p in parts), np.int32, count))
     cu_logits = _cumulative(num_logits)
     pages = np.concatenate([p.pages for p in parts])
-    positions = np.arange(cu_query[-1], dtype=np.int32) + np.repeat(starts - cu_query[:-1], lengths)
-    page_index = np.repeat(cu_pages[:-1], lengths) + positions // page_tokens
+    places = np.arange(cu_query[-1], dtype=np.int32) + np.repeat(starts - cu_query[:-1], lengths)
+    page_index = np.repeat(cu_pages[:-1], lengths) + places // page_tokens
+    positions, parents = _branch(parts, places, cu_query)
     logit_rows = np.arange(cu_logits[-1], dtype=np.int32) + np.repeat(cu_query[1:] - cu_logits[1:], num_logits)
     return StepInput(
         input_ids=np.concatenate([p.ids for p in parts]),
         positions=positions,
-        slots=pages[page_index] * np.int32(page_tokens) + positions % np.int32(page_tokens),
+        slots=pages[page_index] * np.int32(page_tokens) + places % np.int32(page_tokens),
         cu_query=cu_query,
         kv_len=starts + lengths,
         pages=pages,
         cu_pages=cu_pages,
         logit_rows=logit_rows,
         copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2),
+        moves=np.concatenate(moves) if moves else np.empty((0, 2), np.int32),
+        parents=parents,
     )
+
+
+def _decoding(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]]) -> StepInput:
+    """The same for a row of each sequence, which is most of all steps: plain numbers are faster than short arrays."""
+    every = np.arange(len(parts) + 1, dtype=np.int32)
+    starts = [p.start for p in parts]
+    positions = np.array(starts, np.int32)
+    slots = [int(p.pages[start // page_tokens]) * page_tokens + start % page_tokens
+             for p, start in zip(parts, starts, strict=True)]
+    return StepInput(
+        input_ids=np.array([p.ids[0] for p in parts], np.int32), positions=positions,
+        slots=np.array(slots, np.int32), cu_query=every, kv_len=positions + np.int32(1),
+        pages=parts[0].pages if len(parts) == 1 else np.concatenate([p.pages for p in parts]),
+        cu_pages=np.array([0, *itertools.accumulate(len(p.pages) for p in parts)], np.int32),
+        logit_rows=every[:-1],
+        copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else _NO_PAIRS,
+        moves=_NO_PAIRS, parents=_NO_PARENTS,
+    )
+
+
+def _branch(parts: Sequence[Part], places: Int32s, cu_query: Int32s) -> tuple[Int32s, Int32s]:
+    """Positions and parents of all rows; without a tree, the places in the pages and nothing."""
+    trees = [s for s, part in enumerate(parts) if part.parents is not None and not tree.is_chain(part.parents)]
+    if not trees:
+        return places, np.empty(0, np.int32)
+    positions = places.copy()
+    lengths = np.diff(cu_query)
+    parents = np.arange(-1, len(places) - 1, dtype=np.int32) - np.repeat(cu_query[:-1], lengths)
+    for s in trees:
+        part, own = parts[s], slice(int(cu_query[s]), int(cu_query[s + 1]))
+        assert part.parents is not None
+        parents[own] = part.parents
+        positions[own] = part.start + tree.depths(part.parents)
+    return positions, parents
 
 
 def _cumulative(counts: Int32s) -> Int32s:

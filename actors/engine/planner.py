@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.engine.jobs import SequenceRejected
+from actors.engine.jobs import ReplicaFull, SequenceRejected
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.table import pages_for
 from actors.engine.preemption import Holder, Preemption
@@ -31,6 +31,7 @@ class Planner:
 
     def plan(self) -> list[Chunk]:
         """Chunks that can run, with their pages reserved; none if every call must wait for memory."""
+        self._shed_branches()
         waiting = sorted(self._table.active.values(), key=lambda s: s.age)
         if self._is_tight(waiting):
             waiting = self._may_run(waiting)
@@ -55,6 +56,16 @@ class Planner:
         if sequence.job is not None:
             sequence.job.pending = []
         self.num_preemptions += 1
+
+    def _shed_branches(self) -> None:
+        """When memory is tight branches go first, as many as it takes: they only guess, and never take anybody's pages.
+
+        So a step that must look for memory at all is planned as if branches did not exist.
+        """
+        for branch in self._table.branches:
+            if not self._is_tight(list(self._table.active.values())):
+                return
+            self._table.end_branch(branch, ReplicaFull("KV memory is needed for sequences; raise kv_tokens"))
 
     def _is_tight(self, active: list[Sequence]) -> bool:
         """Whether memory might not hold what all calls need: the pages of their rows, begun ones, and copies."""
@@ -97,7 +108,8 @@ class Planner:
         job = sequence.job
         assert job is not None
         start = self._kv.length(sequence.sequence_id)
-        return Backlog(sequence.sequence_id, start, len(sequence.ids), job.first_logit, job.arrival)
+        whole_from = None if job.draft_parents() is None else job.context.num_tokens
+        return Backlog(sequence.sequence_id, start, len(sequence.ids), job.first_logit, job.arrival, whole_from)
 
     def _more_expected(self, backlogs: list[Backlog]) -> bool:
         if not any(b.is_prefill for b in backlogs):

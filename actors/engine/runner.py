@@ -7,20 +7,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from actors.engine import attention
 from actors.engine.attention import PagedKV
+from actors.engine.probe import Geometry, UnsupportedAttention, probe
 from actors.engine.step import StepInput
 from actors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class UnsupportedAttention(ValueError):
-    """The model's attention does something that the paged path cannot reproduce."""
 
 
 class Attention(Protocol):
@@ -33,6 +28,10 @@ class Attention(Protocol):
 
     def copy_pages(self, copies: np.ndarray) -> None:
         """Copy whole pages in every layer; `copies` [num_copies, 2] int32 (from, to)."""
+        ...
+
+    def move_slots(self, moves: np.ndarray) -> None:
+        """Move single tokens in every layer; `moves` [num_moves, 2] int32 slots (from, to), one after another."""
         ...
 
     def plan(self, step: StepInput) -> Any:
@@ -50,22 +49,20 @@ class LocalRunner:
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
         config = model.config.get_text_config()
-        if getattr(config, "attn_logit_softcapping", None):
-            raise UnsupportedAttention(
-                f"{spec.model}: attention soft-capping (Gemma 2) is not supported; use a model without it"
-            )
         check_positions(config, spec)
         _warn_of_odd_widths(model, spec)
         self._model = model
         self._device = spec.device
         self.num_pages = spec.num_pages
         self.vocab_size = int(config.vocab_size)
-        self._attention = _attention(spec, _probe_kv_geometry(model, spec.device), self.num_pages)
+        self._attention = _attention(spec, probe(model, spec.model, spec.device).layers, self.num_pages)
         model.set_attn_implementation(self._attention.name)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> torch.Tensor:
         """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 on CPU."""
+        if len(step.moves):
+            self._attention.move_slots(step.moves)
         if len(step.copies):
             self._attention.copy_pages(step.copies)
         output = self._model(
@@ -79,7 +76,8 @@ class LocalRunner:
         return logits
 
 
-def _attention(spec: ModelSpec, layers: list[tuple[int, int]], num_pages: int) -> Attention:
+def _attention(spec: ModelSpec, seen: list[Geometry], num_pages: int) -> Attention:
+    layers = [(g.num_kv_heads, g.head_dim) for g in seen]
     if spec.device == "cpu" and spec.kernels == "native":
         from actors.engine.native.attention import MOST_HEAD_DIM, NativeAttention
 
@@ -119,27 +117,3 @@ def _warn_of_odd_widths(model: Any, spec: ModelSpec) -> None:
             "number of rows, so equal ids hold only up to near ties",
             spec.model, sorted(odd),
         )
-
-
-def _probe_kv_geometry(model: Any, device: str) -> list[tuple[int, int]]:
-    """(num_kv_heads, head_dim) of every layer, as this shard really has them.
-
-    Read from a one-token pass instead of the config: after tensor-parallel sharding the config no longer
-    tells, and the split of heads over ranks may be uneven.
-    """
-    seen: dict[int, tuple[int, int]] = {}
-
-    def spy(
-        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, None]:
-        seen[int(module.layer_idx)] = (key.shape[1], key.shape[3])  # type: ignore[arg-type]
-        return torch.zeros_like(query).transpose(1, 2).contiguous(), None
-
-    name = attention.NAME + "_probe"
-    AttentionInterface.register(name, spy)
-    AttentionMaskInterface.register(name, attention._no_mask)
-    model.set_attn_implementation(name)
-    with torch.inference_mode():
-        one = torch.zeros(1, 1, dtype=torch.long, device=device)
-        model(input_ids=one, position_ids=one, use_cache=False)
-    return [seen[i] for i in range(len(seen))]

@@ -23,6 +23,15 @@ class Backlog:
     end: int
     first_logit: int  # logits are wanted from this position on
     arrival: int  # order of the calls
+    whole_from: int | None = None  # from this position on, rows must run in one and the same step; None: anywhere
+
+    def cut(self, num_rows: int) -> int:
+        """Rows that run of it in a step that has room for `num_rows`."""
+        if num_rows >= self.num_rows:
+            return self.num_rows
+        if self.whole_from is not None:
+            num_rows = min(num_rows, max(0, self.whole_from - self.start))
+        return num_rows
 
     @property
     def num_rows(self) -> int:
@@ -57,16 +66,21 @@ class FairShare:
     into more pieces than it must: a call that has had rows is due again once the others, at an equal rate,
     have had as many (weighted fair queueing, Demers, Keshav, Shenker 1989). Among those that are due the
     oldest call comes first, so every call is served in the end.
+
+    Rows that must not be cut (`Backlog.whole_from`) may find too little left when their turn has come; in the next
+    split they go before the small ones. There must not be more of them than the class ever has.
     """
 
     def __init__(self) -> None:
         self._large: list[str] = []  # sequences that took turns in the last split
         self._now = 0.0  # rows that each of the larger calls has had since rows became short
+        self._passed_over: str | None = None  # the sequence whose turn it was in the last split, and that had no rows
         self._due: dict[str, float] = {}  # sequence -> when its next turn is due; absent: now
 
     def split(self, backlogs: Sequence[Backlog], num_rows: int) -> list[Chunk]:
         """At most `num_rows` rows of `backlogs`, each from its start on; those without rows are left out."""
         self._large = []
+        passed_over, self._passed_over = self._passed_over, None
         if sum(b.num_rows for b in backlogs) <= num_rows:
             return [Chunk(b.sequence_id, b.start, b.end) for b in backlogs]
         level = fair_level([b.num_rows for b in backlogs], num_rows)
@@ -75,10 +89,14 @@ class FairShare:
         self._large = [b.sequence_id for b in large]
         large.sort(key=lambda b: (max(self._due.get(b.sequence_id, 0.0), self._now), b.arrival))
         chunks = []
-        for backlog in (*small, *large):
-            size = min(backlog.num_rows, num_rows)
+        due, *others = large
+        order = (due, *small, *others) if due.sequence_id == passed_over else (*small, *large)
+        for backlog in order:
+            size = backlog.cut(num_rows)
             if size == 0:
-                break
+                if backlog is due:
+                    self._passed_over = due.sequence_id
+                continue
             chunks.append(Chunk(backlog.sequence_id, backlog.start, backlog.start + size))
             num_rows -= size
         return chunks

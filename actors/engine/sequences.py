@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
+from actors.engine.jobs import Fork, Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.vector import IntVector
+from actors.engine.tree import depths
 from actors.messages import Context, Ids
 from actors.spec import ModelSpec
+
+BRANCH_MARK = "\0"  # stands in the ids of branches, and in no caller's
+_BRANCH_AGE = 2**48  # branches are younger than every sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -27,12 +31,17 @@ class Sequence:
     num_cached: int = 0  # tokens found in the prefix cache when it was opened
     has_run: bool = False
     job: Job | None = None
+    notes: object | None = None  # what its jobs leave to the next one
+    branches: list[Sequence] = field(default_factory=list)  # siblings on forked pages, opened by its jobs
 
 
 class SequenceTable:
     """Open sequences by id, with their calls.
 
-    Calls name the truth: a sequence's KV is cut back to what it shares with the context of its new call.
+    Calls name the truth: a sequence's KV is cut back to what it shares with the context of its new call. While a
+    sequence waits for the truth, its jobs may run *branches* of it: siblings that begin on its pages (copy on write)
+    and go on with what the truth may turn out to be. The next call makes the sibling that shares most with its
+    context the sequence, and ends the others. Branches are known to nobody outside.
     """
 
     def __init__(
@@ -44,7 +53,9 @@ class SequenceTable:
         self._vocab_size = vocab_size
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
+        self._branches: dict[str, Sequence] = {}
         self._num_opened = 0
+        self._num_branches = 0
         self._num_calls = 0
         self.active: dict[str, Sequence] = {}  # those with a call under way
 
@@ -55,17 +66,29 @@ class SequenceTable:
         return iter(self._sequences.values())
 
     def __getitem__(self, sequence_id: str) -> Sequence:
-        return self._sequences[sequence_id]
+        return self._branches[sequence_id] if sequence_id in self._branches else self._sequences[sequence_id]
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._branches or sequence_id in self._sequences
+
+    @property
+    def branches(self) -> list[Sequence]:
+        """Branches of all sequences, those first that are given up first: idle ones, then the least likely."""
+        return sorted(self._branches.values(), key=lambda s: (s.job is not None, -s.age))
 
     def attach(self, job: Job) -> None:
         """Make `job` its sequence's call, in place of an earlier one.
 
         Raises `PrefixMissing`, `StaleCall`, `SequenceRejected`, `ReplicaFull`; then nothing has changed.
         """
-        context, draft = job.context, job.draft_ids()
-        self._check(context, len(draft))
+        context = job.context
+        self._check(context, len(job.draft_ids()), job.draft_parents())
         sequence = self._sequences.get(context.sequence_id)
-        if sequence is None:
+        if job.fork is not None:
+            sequence = self._branches.get(context.sequence_id) or self._open_branch(job.fork, context.sequence_id)
+        elif is_branch(context.sequence_id):
+            raise SequenceRejected("a sequence id must not hold the character U+0000")
+        elif sequence is None:
             sequence = self._open(context)
         elif context.start > len(sequence.ids):
             raise PrefixMissing
@@ -73,17 +96,23 @@ class SequenceTable:
             raise StaleCall("a later call of this sequence came first")
         if sequence.job is not None:
             sequence.job.fail(StaleCall("replaced by a later call"))
-        self._rewind(sequence, context, draft)
+        self._adopt(sequence, context)
+        told = np.concatenate([context.tokens, job.draft_ids()])
+        common = context.start + _num_common(sequence.ids.view(context.start), told)
+        sequence.notes = job.recall(sequence.notes, common)
+        self._rewind(sequence, job)
         sequence.round = context.round
         sequence.num_committed = context.num_committed
         sequence.last_used_s = self._clock()
         sequence.job = job
         self.active[sequence.sequence_id] = sequence
         job.num_cached_tokens = sequence.num_cached
-        job.first_logit = context.num_tokens - 1
+        job.first_logit = context.num_tokens - 1 + job.num_known
         job.pending = []
         job.arrival = self._num_calls
         self._num_calls += 1
+        if job.future.done():
+            self.detach(sequence)
 
     def detach(self, sequence: Sequence) -> None:
         """The sequence's call has been answered."""
@@ -103,23 +132,42 @@ class SequenceTable:
         if sequence.job is not None:
             sequence.job.fail(StaleCall("the sequence was closed"))
             del self.active[sequence_id]
+        self._fail_branches(sequence, "the sequence was closed")
         if truth is not None:
+            self._become(sequence, self._closest(sequence, 0, truth))
             common = _num_common(sequence.ids.view(), truth)
             self._kv.commit(sequence_id, min(common, self._kv.length(sequence_id)))
+        self._end_branches(sequence)
         self._kv.release(sequence_id)
         return True
+
+    def end_branch(self, branch: Sequence, why: Exception) -> None:
+        """Give a branch up; what its call has drafted is that call's answer."""
+        if branch.job is not None:
+            branch.job.fail(why)
+            self.detach(branch)
+        del self._branches[branch.sequence_id]
+        self._sequences[_trunk_id(branch.sequence_id)].branches.remove(branch)
+        self._kv.release(branch.sequence_id)
 
     def idle(self, idle_s: float) -> list[Sequence]:
         """Sequences that nobody has called for longer than `idle_s`."""
         before = self._clock() - idle_s
         return [s for s in self._sequences.values() if s.job is None and s.last_used_s < before]
 
-    def _check(self, context: Context, num_draft: int) -> None:
-        num_tokens = context.num_tokens + num_draft
+    def _check(self, context: Context, num_draft: int, parents: Ids | None) -> None:
+        num_tokens = longest = context.num_tokens + num_draft
+        if parents is not None:
+            longest = context.num_tokens + int(depths(parents).max(initial=-1)) + 1
+            if num_draft > self._spec.tree_rows:
+                raise SequenceRejected(
+                    f"a tree of {num_draft} tokens is larger than what a step has room for, {self._spec.tree_rows}: "
+                    "draft a smaller one, or raise max_batch_tokens"
+                )
         if context.num_tokens == 0:
             raise SequenceRejected("the context is empty; a sequence needs at least one token")
-        if num_tokens > self._max_context_tokens:
-            raise SequenceRejected(f"{num_tokens} tokens exceed this model's context of {self._max_context_tokens}")
+        if longest > self._max_context_tokens:
+            raise SequenceRejected(f"{longest} tokens exceed this model's context of {self._max_context_tokens}")
         if num_tokens > self._kv.num_pages * self._spec.page_tokens:
             raise SequenceRejected(f"{num_tokens} tokens exceed the KV memory (kv_tokens={self._spec.kv_tokens})")
         ids = context.tokens
@@ -140,6 +188,58 @@ class SequenceTable:
         self._sequences[sequence_id] = sequence
         return sequence
 
+    def _open_branch(self, fork: Fork, branch_id: str) -> Sequence:
+        """A sibling of a sequence or branch, on the pages of its first tokens."""
+        trunk = self._sequences.get(_trunk_id(branch_id))
+        if trunk is None or fork.sequence_id not in self or self._kv.length(fork.sequence_id) < fork.num_tokens:
+            raise PrefixMissing
+        self._kv.fork(fork.sequence_id, branch_id)
+        self._kv.truncate(branch_id, fork.num_tokens)
+        ids = IntVector(self[fork.sequence_id].ids.view(0, fork.num_tokens))
+        branch = Sequence(branch_id, _BRANCH_AGE + self._num_branches, ids, self._clock())
+        self._num_branches += 1
+        self._branches[branch_id] = branch
+        trunk.branches.append(branch)
+        return branch
+
+    def _adopt(self, sequence: Sequence, context: Context) -> None:
+        """Make whichever sibling shares most with the context the sequence itself, and end the others."""
+        if not sequence.branches:
+            return
+        self._fail_branches(sequence, "replaced by a later call")
+        self._become(sequence, self._closest(sequence, context.start, context.tokens))
+        self._end_branches(sequence)
+
+    def _closest(self, sequence: Sequence, start: int, tokens: Ids) -> Sequence:
+        """Of a sequence and its branches, the one that has most of `tokens` (from `start` on) in KV memory."""
+
+        def shared(sibling: Sequence) -> tuple[int, int]:
+            common = start + _num_common(sibling.ids.view(start), tokens) if len(sibling.ids) >= start else 0
+            return min(common, self._kv.length(sibling.sequence_id)), common
+
+        return max((sequence, *sequence.branches), key=shared)
+
+    def _become(self, sequence: Sequence, sibling: Sequence) -> None:
+        """Give a sequence the KV, the ids and the notes of its sibling, which ends."""
+        if sibling is sequence:
+            return
+        self._kv.replace(sequence.sequence_id, sibling.sequence_id)
+        sequence.ids, sequence.notes = sibling.ids, sibling.notes
+        sequence.branches.remove(sibling)
+        del self._branches[sibling.sequence_id]
+
+    def _fail_branches(self, sequence: Sequence, why: str) -> None:
+        for branch in sequence.branches:
+            if branch.job is not None:
+                branch.job.fail(StaleCall(why))
+                self.detach(branch)
+
+    def _end_branches(self, sequence: Sequence) -> None:
+        for branch in sequence.branches:
+            self._kv.release(branch.sequence_id)
+            del self._branches[branch.sequence_id]
+        sequence.branches = []
+
     def _forget_one_idle(self) -> None:
         """Make room for a sequence. Whoever still wants the forgotten one is told that its prefix is missing.
 
@@ -153,20 +253,35 @@ class SequenceTable:
             )
         self.close(min(idle, key=lambda s: s.last_used_s).sequence_id)
 
-    def _rewind(self, sequence: Sequence, context: Context, draft: Ids) -> None:
+    def _rewind(self, sequence: Sequence, job: Job) -> None:
         """Cut ids and KV to what they share with the context and draft, and put those in place.
 
-        At least the context's last token is run again: its logits are wanted. `[0, start)` needs no look:
-        it is as the sequence holds it.
+        At least the context's last token (or the last one of the draft that is known) is run again: its logits are
+        wanted. `[0, start)` needs no look: it is as the sequence holds it.
         """
+        context, draft = job.context, job.draft_ids()
         new = np.concatenate([context.tokens, draft]) if len(draft) else context.tokens
         common = _num_common(sequence.ids.view(context.start), new)
         sequence.ids.cut(context.start + common)
         sequence.ids.extend(new[common:])
         held = self._kv.length(sequence.sequence_id)
-        keep = min(held, context.start + common, context.num_tokens - 1)
+        keep = min(held, context.start + common, context.num_tokens - 1 + job.num_known)
         if keep < held:
             self._kv.truncate(sequence.sequence_id, keep)
+
+
+def branch_id(sequence_id: str, name: str) -> str:
+    """The id of a branch; `name` tells it from all others that the sequence ever has."""
+    return f"{sequence_id}{BRANCH_MARK}{name}"
+
+
+def is_branch(sequence_id: str) -> bool:
+    """Whether an id is one of `branch_id`."""
+    return BRANCH_MARK in sequence_id
+
+
+def _trunk_id(branch_id: str) -> str:
+    return branch_id.partition(BRANCH_MARK)[0]
 
 
 def _num_common(a: Ids, b: Ids) -> int:

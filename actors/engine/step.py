@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,12 +12,27 @@ import torch
 Int32s = npt.NDArray[np.int32]
 
 
+_NUM_PARTS = 11
+
+
+def _none() -> Int32s:
+    return np.empty(0, np.int32)
+
+
+def _no_pairs() -> Int32s:
+    return np.empty((0, 2), np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """Rows of `num_sequences` sequences, one after another.
 
     Sequence s owns rows `[cu_query[s], cu_query[s + 1])`; after the pass it holds `kv_len[s]` keys, in the
     pages `pages[cu_pages[s]:cu_pages[s + 1]]` (page i holds positions `[i * page, (i + 1) * page)`).
+
+    A sequence whose rows are a drafted tree keeps the row order in its pages: row r of it is written where position
+    `kv_len - num_rows + r` of a chain would be, but its position is that along its path, and it sees the keys before
+    the step's rows, its ancestors among these, and itself (`actors.engine.tree`).
     """
 
     input_ids: Int32s  # [num_rows]
@@ -28,23 +43,30 @@ class StepInput:
     pages: Int32s  # [total pages]
     cu_pages: Int32s  # [num_sequences + 1]
     logit_rows: Int32s  # [num_logits] rows whose logits are wanted
-    copies: Int32s  # [num_copies, 2] pages (from, to) copied before the pass (copy on write)
+    copies: Int32s  # [num_copies, 2] pages (from, to) copied before the pass (copy on write), after the moves
+    moves: Int32s = field(default_factory=_no_pairs)  # [num_moves, 2] slots (from, to): single tokens, one after
+    # another, before all else (a verified tree's accepted path goes where a chain would have it)
+    parents: Int32s = field(default_factory=_none)  # [num_rows] each row's parent among its sequence's rows, -1: the
+    # keys before them; empty: no tree in this step
 
     def pack(self) -> Int32s:
         """One int32 vector, for broadcasting to tensor-parallel ranks."""
         parts = [
             self.input_ids, self.positions, self.slots, self.cu_query, self.kv_len,
-            self.pages, self.cu_pages, self.logit_rows, self.copies.reshape(-1),
+            self.pages, self.cu_pages, self.logit_rows, self.copies.reshape(-1), self.moves.reshape(-1), self.parents,
         ]
         return np.concatenate([np.array([len(p) for p in parts], np.int32), *parts]).astype(np.int32)
 
     @classmethod
     def unpack(cls, packed: Int32s) -> StepInput:
         """Inverse of `pack`."""
-        lengths = packed[:9]
-        parts = np.split(packed[9:], np.cumsum(lengths)[:-1])
-        ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies = parts
-        return cls(ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies.reshape(-1, 2))
+        lengths = packed[:_NUM_PARTS]
+        parts = np.split(packed[_NUM_PARTS:], np.cumsum(lengths)[:-1])
+        ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies, moves, parents = parts
+        return cls(
+            ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies.reshape(-1, 2),
+            moves.reshape(-1, 2), parents,
+        )
 
 
 class ModelRunner(Protocol):

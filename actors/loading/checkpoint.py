@@ -15,17 +15,22 @@ from actors.loading.gguf import converted, gguf_file
 from actors.loading.plain import load_complete
 from actors.loading.shapes import is_random, random_model, random_path
 from actors.loading.support import KVGeometry, check_supported, kv_geometry, max_context_tokens
-from actors.spec import ModelSpec
+from actors.spec import EMULATED, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = [
-    "DTYPES", "KVGeometry", "ModelNotFound", "UnsupportedModel", "check_supported", "kv_geometry",
-    "load_config", "load_generation_config", "load_model", "max_context_tokens", "resolve",
+    "DTYPES", "KVGeometry", "ModelNotFound", "UnsupportedModel", "check_supported", "is_emulated",
+    "kv_geometry", "load_config", "load_generation_config", "load_model", "max_context_tokens", "resolve",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def is_emulated(model: str) -> bool:
+    """Whether `model` names an emulated device rather than a model that can be run."""
+    return model.startswith(EMULATED)
 
 
 def resolve(model: str) -> Path | str:
@@ -42,6 +47,8 @@ def resolve(model: str) -> Path | str:
         return builtin_path(model)
     if is_random(model):
         return random_path(model)
+    if is_emulated(model):
+        return resolve(model.removeprefix(EMULATED))
     if not model.strip():
         raise ModelNotFound("the model name is empty: give a directory, a Hugging Face id or builtin:smollm2")
     path = Path(model).expanduser()
@@ -96,6 +103,8 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise ValueError(f"dtype {spec.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+    if is_emulated(spec.model):
+        raise UnsupportedModel(f"{spec.model} is no model to load: give its tier an `emulation` section")
     source = resolve(spec.model)
     config = load_config(spec.model)
     check_supported(config)

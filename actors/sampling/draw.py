@@ -11,9 +11,10 @@ from actors.sampling.laws import SparseLaw, normalised, sample, truncate
 from actors.sampling.noise import Floats, coupled_words, coupled_words_at, least_word, to_gumbel, to_uniforms
 from actors.sampling.params import SamplingParams, VerifyMode
 from actors.sampling.processors import IdSequence, LogWeights, greedy_argmax, weigh
-from actors.sampling.ranking import Indices, contenders
+from actors.sampling.ranking import Indices, contenders, top_ids
 from actors.sampling.rows import LogitRows
 
+_FEW = 4  # times as many may be near
 _NEAR = 64  # so many of the likeliest get their noise at once; any number gives the same result
 
 
@@ -59,6 +60,12 @@ def coupled_argmax(law: LogWeights, params: SamplingParams, position: int) -> in
 
     A Gumbel-max sample of the law; drafter and target that share g agree with a probability of at least
     (1 - TV) / (1 + TV) (Daliri, Musco, Suresh 2408.07978). Computed in float64: float32 noise would tie.
+    """
+    return coupled_best(law, params, position, 1)[0]
+
+
+def coupled_best(law: LogWeights, params: SamplingParams, position: int, count: int) -> list[int]:
+    """The `count` ids with the largest `log weight + g`, best first, ties by id; fewer if the law has fewer.
 
     Two logarithms per id would cost more than the rest of a row together. An id less likely than the
     `_NEAR` best can only win with noise above a bound, which its random word tells without a logarithm.
@@ -67,7 +74,7 @@ def coupled_argmax(law: LogWeights, params: SamplingParams, position: int) -> in
         raise ValueError("coupled sampling needs a seed: set SamplingParams.seed")
     logs, ids = law.logs, law.ids
     if ids is not None and len(ids) == 1:
-        return int(ids[0])
+        return [int(ids[0])]
     if ids is None:
         words = coupled_words(params.seed, position, law.size)
     else:
@@ -77,17 +84,24 @@ def coupled_argmax(law: LogWeights, params: SamplingParams, position: int) -> in
         values: Floats = logs[places].astype(np.float64) + to_gumbel(to_uniforms(words[places]))
         return values
 
-    if len(logs) <= _NEAR:
-        winner = int(scores(np.arange(len(logs))).argmax())
-        return winner if ids is None else int(ids[winner])
-    near = contenders(logs, _NEAR)
-    best = float(scores(near).max())
+    def best(places: Indices) -> list[int]:
+        values = scores(places)
+        order = [int(values.argmax())] if count == 1 else np.argsort(-values, kind="stable")[:count]
+        chosen = places[order]
+        return [int(place) for place in (chosen if ids is None else ids[chosen])]
+
+    if len(logs) <= max(_NEAR, count):
+        return best(np.flatnonzero(logs > -np.inf))
+    near = contenders(logs, max(_NEAR, count))
+    if len(near) > _FEW * max(_NEAR, count):  # ties without end: noise decides among them anyway
+        near = np.sort(top_ids(logs, max(_NEAR, count)))
+    if len(near) < count:  # the others are masked
+        return best(near)
+    least = float(np.partition(scores(near), -count)[-count])  # what the last of the best has at least
     floor = float(logs[near].min())
-    # Below the floor, only noise above `best - floor` wins. The slack covers rounding of the exponentials.
-    bound = math.exp(-math.exp(min(floor - best, 700.0))) - 2.0**-48
+    # Below the floor, only noise above `least - floor` wins. The slack covers rounding of the exponentials.
+    bound = math.exp(-math.exp(min(floor - least, 700.0))) - 2.0**-48
     able = words >= least_word(bound)
     able[near] = True
     candidates = np.flatnonzero(able)
-    candidates = candidates[logs[candidates] > -np.inf]
-    winner = int(candidates[scores(candidates).argmax()])
-    return winner if ids is None else int(ids[winner])
+    return best(candidates[logs[candidates] > -np.inf])

@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     DRAFT = 1
     ACCEPTANCE = 2
     RESIDUAL = 3
+    BRANCH = 4  # drafts for the outcomes of a pass under way
 
 
 def coupled_words(seed: int, position: int, size: int) -> Words:
@@ -86,6 +87,15 @@ def stream(entropy: int, purpose: Purpose, tier: int, round: int) -> np.random.G
     ones: the drafter's noise must not reappear in acceptance or in the residual draw.
     """
     words = (entropy % 2**_KEY_BITS, int(purpose), tier, round)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+
+
+def branch_stream(entropy: int, tier: int, round: int, verify_round: int, branch: int) -> np.random.Generator:
+    """`stream` of one of the drafts made ahead by the call `round` for the outcomes of the pass `verify_round`.
+
+    Each is independent of the others, and of whatever else the sequence drafts.
+    """
+    words = (entropy % 2**_KEY_BITS, int(Purpose.BRANCH), tier, round, verify_round % 2**64, branch)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
 

@@ -21,18 +21,32 @@ def top_ids(row: Floats32, count: int) -> Indices:
     """Indices of the `count` largest of `row` [n], best first; ties go to the smaller index. [min(count, n)]"""
     if count <= 0:
         return np.empty(0, np.int64)
-    ids = contenders(row, count) if count < len(row) else np.arange(len(row))
-    if len(ids) < min(count, len(row)):  # too few above -Inf: its ties fill up
+    threshold = _threshold(row, count) if count < len(row) else -math.inf
+    if threshold > -math.inf:
+        ids = np.flatnonzero(row > threshold)
+        if len(ids) < count:  # a row may hold ties without end, of which only the first are wanted
+            ties = np.flatnonzero(row == threshold)
+            ids = np.sort(np.concatenate([ids, ties[: count - len(ids)]]))
+    else:  # too few above -Inf, or NaN: its ties fill up
         ids = np.arange(len(row))
-    return ids[np.argsort(-row[ids], kind="stable")[:count]]
+    best: Indices = ids[np.argsort(-row[ids], kind="stable")[:count]]
+    return best
 
 
 def contenders(row: Floats32, count: int) -> Indices:
     """A small set of indices, ascending, that holds the `count` largest of `row` and all ties with the last.
 
+    Entries of -Inf are left out.
+    """
+    threshold = _threshold(row, count)
+    return np.flatnonzero(row > -np.inf if threshold == -np.inf else row >= threshold)
+
+
+def _threshold(row: Floats32, count: int) -> float:
+    """A value of `row` that at least `count` entries reach, and not many more unless they tie.
+
     Cut the row into groups: if `count` of them have a maximum of at least t, then `count` values are at
     least t. So t = the `count`-th largest group maximum never exceeds the `count`-th largest value.
-    Entries of -Inf are left out.
     """
     size = len(row)
     depth = size // max(_GROUPS_PER_WANTED * count, _MIN_GROUPS)
@@ -43,8 +57,7 @@ def contenders(row: Floats32, count: int) -> Indices:
         if depth * width < size:
             maxima = np.concatenate([maxima, row[depth * width :]])
     place = max(len(maxima) - count, 0)
-    threshold = np.partition(maxima, place)[place]
-    return np.flatnonzero(row > -np.inf if threshold == -np.inf else row >= threshold)
+    return float(np.partition(maxima, place)[place])
 
 
 def nucleus(log_weights: Floats32, top_p: float) -> Indices:

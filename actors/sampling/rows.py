@@ -27,6 +27,10 @@ class _Best:
 
     def at(self, row: int) -> tuple[int, float]:
         if self._ids is None:
+            if len(self._values) == 1:
+                best = int(self._values[0].argmax())
+                self._ids, self._tops = [best], [float(self._values[0, best])]
+                return best, self._tops[0]
             ids = self._values.argmax(axis=-1)
             self._tops = self._values[np.arange(len(ids)), ids].tolist()
             self._ids = ids.tolist()
@@ -41,7 +45,9 @@ class LogitRows:
     def __init__(self, logits: torch.Tensor) -> None:
         if logits.ndim != 2:
             raise ValueError(f"logits need the shape [rows, vocabulary], got {tuple(logits.shape)}")
-        self._values: Floats32 = logits.detach().float().cpu().numpy()
+        if logits.requires_grad or logits.dtype is not torch.float32 or not logits.is_cpu:
+            logits = logits.detach().float().cpu()
+        self._values: Floats32 = logits.numpy()
         self._best = _Best(self._values)
         self._start, self._stop = 0, len(self._values)
 

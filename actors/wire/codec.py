@@ -94,6 +94,17 @@ def decode_verify(payload: bytes) -> tuple[Context, list[Draft], bool]:
     return _context(context), [decode_draft(draft) for draft in drafts], want_laws
 
 
+def encode_step(context: Context, shape: DraftShape, drafts: Sequence[bytes] = ()) -> bytes:
+    """The payload of a draft by inline tiers after `drafts`, and its verify pass."""
+    return _pack((context, shape, tuple(drafts)))
+
+
+def decode_step(payload: bytes) -> tuple[Context, DraftShape, list[Draft]]:
+    """(context, shape, drafts)."""
+    context, shape, drafts = _unpack(payload)
+    return _context(context), DraftShape(*shape), [decode_draft(draft) for draft in drafts]
+
+
 def encode_close(sequence_id: str, held: Ids | None) -> bytes:
     """The payload of a close; `held`: the committed tokens, if they are known."""
     return _pack((sequence_id, held))

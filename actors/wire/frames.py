@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import struct
 from collections.abc import Iterator
@@ -21,8 +22,10 @@ class Kind(IntEnum):
     CLOSE = 3  # of a sequence
     RESULT = 4  # of the call with the same number
     FAILED = 5  # likewise; the payload is one line
+    FULL = 8  # likewise: no room for the call here and now
     AHEAD = 6  # draft for the outcomes of a pass under way
     VERIFY_AHEAD = 7  # verify whichever branch of an enumeration fits
+    STEP = 8  # draft with the inline tiers of the verifier's process, and verify at once
 
 
 class BadFrame(Exception):
@@ -56,7 +59,7 @@ class FrameParser:
             del buffer[:start]
 
 
-class FrameProtocol(asyncio.Protocol):
+class FrameProtocol(asyncio.Protocol, abc.ABC):
     """One end of a connection. Frames sent in one tick of the event loop travel as one write."""
 
     def __init__(self) -> None:
@@ -90,9 +93,10 @@ class FrameProtocol(asyncio.Protocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(b"".join(frames))
 
+    @abc.abstractmethod
     def on_frame(self, kind: int, call: int, payload: bytes) -> None:
         """Take a frame. May raise `BadFrame`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_bad_frame(self, error: BadFrame) -> None:
         """The connection is about to be aborted for this reason."""

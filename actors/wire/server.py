@@ -17,11 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from actors.engine.jobs import ReplicaFull
 from actors.presence import Presence
 from actors.wire import access
 from actors.wire.access import Endpoint, Refused
 from actors.wire.codec import encode
 from actors.wire.frames import MAX_PAYLOAD_BYTES, BadFrame, FrameProtocol, Kind
+from actors.wire.hop import NoHop, SlowHop, open_hop
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +47,13 @@ class CallServer:
     """Serves `handlers` on a port of its own. Lives in the event loop that calls `listen`."""
 
     def __init__(
-        self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer = lambda act: act()
+        self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer = lambda act: act(),
+        hop_s: float = 0.0,
     ) -> None:
+        """`hop_s`: emulated network, what every call and every answer waits in addition."""
         self.handlers = handlers
+        self._hop_s = hop_s
+        self._hop: NoHop | SlowHop = NoHop()
         self.presence = presence
         self._defer = defer
         self.secret = access.new_secret()
@@ -59,6 +65,7 @@ class CallServer:
     async def listen(self, host: str) -> Endpoint:
         """Take calls on a free port of `host`, an address of this node."""
         self._loop = asyncio.get_running_loop()
+        self._hop = open_hop(self._hop_s)
         self._server = await self._loop.create_server(
             lambda: _Caller(self), host, 0, ssl=access.tls(ssl.Purpose.CLIENT_AUTH)
         )
@@ -68,14 +75,19 @@ class CallServer:
         """Take no more connections."""
         if self._server is not None:
             self._server.close()
+        if isinstance(self._hop, SlowHop):
+            self._hop.close()
 
     def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
-        """Run one call. Nothing it does may end the connection of the others."""
+        """Run one call once it has come over. Nothing it does may end the connection of the others."""
+        self._hop.pass_on(lambda: self._start(caller, number, kind, payload))
+
+    def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
         try:
             call = self.handlers[kind](payload)
         except Exception as error:  # a payload that cannot be read, a worker that refuses
             log.exception("a call could not be started")
-            caller.send(Kind.FAILED, number, _line(error))
+            self._send(caller, Kind.FAILED, number, _line(error))
             return
         self.presence.begin(call.sequence_id)
         if call.future.done():  # it needed no step
@@ -107,11 +119,17 @@ class CallServer:
         try:
             answer = call.future.result()
             payload = b"" if answer is None else encode(answer)
+        except ReplicaFull as error:  # nothing is wrong: another replica may take the call
+            log.info("there is no room for a call: %s", error)
+            self._send(caller, Kind.FULL, number, f"{error}".encode())
         except Exception as error:  # the call's own failure goes to its caller
             log.error("a call failed", exc_info=error)
-            caller.send(Kind.FAILED, number, _line(error))
+            self._send(caller, Kind.FAILED, number, _line(error))
         else:
-            caller.send(Kind.RESULT, number, payload)
+            self._send(caller, Kind.RESULT, number, payload)
+
+    def _send(self, caller: _Caller, kind: Kind, number: int, payload: bytes) -> None:
+        self._hop.pass_on(lambda: caller.send(kind, number, payload))
 
 
 class _Caller(FrameProtocol):

@@ -6,19 +6,26 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
-import numpy as np
-
 from actors.drafters.base import Drafter
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
+from actors.engine.jobs import ReplicaFull
 from actors.engine.step import ModelRunner
-from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, Verdict
+from actors.inline import InlineVerifier, Verifies
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo, Verdict
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
-from cluster.coordinator.tier import DraftHandle, DraftLost, Lease, ReplicaLost
+from cluster.coordinator.tier import (
+    NO_TOKENS,
+    DraftHandle,
+    DraftLost,
+    EnumerationHandle,
+    Lease,
+    NoRoom,
+    ReplicaLost,
+)
 
 LAW_SUPPORT = 64
-NO_TOKENS: Ids = np.empty(0, np.int32)
 
 
 def local_verifier(runner: ModelRunner, spec: ModelSpec, max_context_tokens: int) -> Verifier:
@@ -40,6 +47,9 @@ def _info(runner: ModelRunner, spec: ModelSpec, max_context_tokens: int) -> Repl
     )
 
 
+Worker = Drafter | Verifies
+
+
 class LocalDraft:
     """A draft under way in this process."""
 
@@ -55,6 +65,25 @@ class LocalDraft:
         """The payload."""
         return await asyncio.shield(self._future)
 
+    def result(self) -> Draft:
+        """The payload, which is there."""
+        return self._future.result()
+
+
+class LocalEnumeration:
+    """An enumeration under way in this process."""
+
+    def __init__(self, future: Future[Enumeration]) -> None:
+        self._future = asyncio.wrap_future(future)
+
+    async def fetch(self) -> Enumeration:
+        """The payload. As over a wire, the worker goes on when nobody waits any more."""
+        return await asyncio.shield(self._future)
+
+    def result(self) -> Enumeration:
+        """The payload, which is there."""
+        return self._future.result()
+
 
 class LocalLease:
     """A sequence's hold on the one replica of a local tier."""
@@ -62,13 +91,13 @@ class LocalLease:
     replica_id = "local"
     revoked = False
 
-    def __init__(self, worker: Drafter | Verifier, sequence_id: str) -> None:
+    def __init__(self, worker: Worker, sequence_id: str) -> None:
         self._worker = worker
         self._sequence_id = sequence_id
 
     def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
         """Start drafting."""
-        assert isinstance(self._worker, Drafter)
+        assert isinstance(self._worker, Drafter | Verifier)
         return LocalDraft(self._worker.propose(context, shape))
 
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
@@ -76,22 +105,49 @@ class LocalLease:
         return self._verify(context, drafts, want_laws)
 
     async def _verify(self, context: Context, drafts: tuple[DraftHandle | Draft, ...], want_laws: bool) -> Verdict:
-        assert isinstance(self._worker, Verifier)
+        assert not isinstance(self._worker, Drafter)
         try:
             pieces = [draft if isinstance(draft, Draft) else await draft.fetch() for draft in drafts]
         except ReplicaLost as error:
             raise DraftLost(str(error)) from error
-        return await asyncio.wrap_future(self._worker.verify(context, pieces, want_laws))
+        return await _verdict(self._worker.verify(context, pieces, want_laws))
+
+    def step(self, context: Context, shape: DraftShape) -> Awaitable[Verdict]:
+        """Have the worker's own lower tiers draft, and verify that."""
+        assert isinstance(self._worker, InlineVerifier)
+        return _verdict(self._worker.step(context, shape))
+
+    def enumerate(
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
+    ) -> EnumerationHandle:
+        """Start drafting for the outcomes of a pass under way."""
+        assert isinstance(self._worker, Drafter | Verifier)
+        assert isinstance(draft, Draft | LocalDraft)
+        made = draft if isinstance(draft, Draft) else draft.result()
+        return LocalEnumeration(self._worker.enumerate(context, made, verify_round, plan))
+
+    def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Awaitable[Verdict]:
+        """Verify the branch that fits the outcome of the pass of `verify_round`."""
+        assert not isinstance(self._worker, Drafter)
+        assert isinstance(enumeration, LocalEnumeration)
+        return _verdict(self._worker.verify_ahead(self._sequence_id, round, enumeration.result()))
 
     async def release(self, held: Ids | None = None) -> None:
         """Free the sequence. Idempotent: unknown ids are ignored."""
-        self._worker.close(self._sequence_id)
+        self._worker.close(self._sequence_id, held)
+
+
+async def _verdict(coming: Future[Verdict]) -> Verdict:
+    try:
+        return await asyncio.wrap_future(coming)
+    except ReplicaFull as error:
+        raise NoRoom(f"{error}") from error
 
 
 class LocalTier:
     """One replica of a tier, always to be had."""
 
-    def __init__(self, worker: Drafter | Verifier) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     async def lease(self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS) -> Lease:

@@ -14,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.cli import bench_show, local, models, processes
+from cluster.cli import bench_show, client, local, models, processes
 from cluster.cli.output import CommandError, guard
 from cluster.cli.serve import ladder, with_ports
 from cluster.config import Config, load_config
@@ -36,7 +36,7 @@ def serve(
     rates: Annotated[
         str | None, typer.Option(help="Open loops at so many requests/s; shares of the best closed loop if not given.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Length of each level of load.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of each level of load.")] = 12.0,
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Spec-Bench questions (JSON lines) instead of built-in prompts.")
     ] = None,
@@ -196,8 +196,9 @@ def _show(
         console.print(round_table(findings))
     # The goals were set for this model on two cores; elsewhere they would judge the machine.
     target = service.config.target if service.config is not None else None
-    judged = target is not None and target.model == "builtin:smollm2" and target.device == "cpu" and not verdicts
-    bench_show.show(console, f"service: {service.address}", findings, GOALS, judged=judged)
+    judged = target is not None and target.label == "builtin:smollm2" and target.device == "cpu" and not verdicts
+    title = f"service: {service.address}" + (" (EMULATED devices)" if _emulated(service) else "")
+    bench_show.show(console, title, findings, GOALS, judged=judged)
     for verdict in verdicts:
         mark = {True: "[green]holds[/]", False: "[red]DOES NOT HOLD[/]", None: "[yellow]inconclusive[/]"}[verdict.holds]
         console.print(f"{mark}  {escape(verdict.claim)}: {escape(verdict.why)}")
@@ -206,6 +207,14 @@ def _show(
         console.print(f"plot: {plot}")
     if as_json:
         bench_show.print_json(findings, () if verdicts else tuple(GOALS))
+
+
+def _emulated(service: Service) -> bool:
+    """Whether what was measured is no hardware."""
+    if service.config is not None:
+        return any(tier.emulation is not None for tier in service.config.tiers)
+    with client.connect(service.address) as stub:
+        return client.is_emulated(stub)
 
 
 def rate_table(findings: Findings) -> Table:

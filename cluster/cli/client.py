@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf import json_format
 
+from actors.spec import EMULATED
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
+INFO_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # long prompts as token ids, many log-probabilities
 
 
@@ -139,3 +141,9 @@ def stream(
         return collect(call, on_chunk)
     finally:
         call.cancel()  # no effect on a finished call
+
+
+def is_emulated(stub: outrider_pb2_grpc.OutriderStub) -> bool:
+    """Whether a tier of the service is an emulated device. Raises `grpc.RpcError` as the call does."""
+    info: pb.GetModelInfoResponse = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S)
+    return any(tier.model.startswith(EMULATED) for tier in info.tiers)

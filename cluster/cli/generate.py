@@ -64,13 +64,15 @@ def generate(
         with client.connect(address) as stub:
             if as_json:
                 answer = client.stream(stub, message, timeout_s)
-                print(json.dumps(answer.as_json(), ensure_ascii=False))
+                outcome = {**answer.as_json(), "emulated": client.is_emulated(stub)}
+                print(json.dumps(outcome, ensure_ascii=False))
                 return
             try:
                 answer = client.stream(stub, message, timeout_s, print_origin if show_origin else print_text)
             finally:
                 stdout.print()  # an error starts its own line
-        stderr.print(figures(answer), style="dim")
+            emulated = " · EMULATED devices, no model ran" if client.is_emulated(stub) else ""
+        stderr.print(figures(answer) + emulated, style="dim")
 
 
 def print_text(chunk: pb.GenerateChunk) -> None:

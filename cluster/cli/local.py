@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster.cli import processes
 from cluster.cli.output import CommandError
-from cluster.config import Config
+from cluster.config import Config, ServerConfig
 
 GRACE_S = 10.0  # running requests may end within this time of an interrupt
 SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray; beyond it processes are killed
@@ -65,6 +65,8 @@ def local_resources(config: Config) -> tuple[int, dict[str, float]]:
     cpus = config.server.num_cpus * config.server.num_replicas
     custom: dict[str, float] = {}
     for tier in config.tiers:
+        if tier.inline:
+            continue  # it has the actors of another
         actors = tier.replicas.max * tier.num_ranks
         cpus += tier.resources.num_cpus * actors
         for name, amount in tier.resources.custom.items():
@@ -82,11 +84,24 @@ def root_cause(message: str) -> str:
 def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
     """The application, started on a Ray of its own and ready; afterwards nothing of it is left.
 
-    Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
     Raises `CommandError` when a port is taken or the application does not start.
     """
-    require_free(config.server.grpc_port, "server.grpc_port")
-    require_free(config.server.http_port, "server.http_port")
+    with platform(config.server, *local_resources(config), verbose=verbose):
+        deploy(config)
+        yield
+
+
+@contextlib.contextmanager
+def platform(
+    server: ServerConfig, num_cpus: int, custom: dict[str, float], *, verbose: bool = False
+) -> Iterator[None]:
+    """A Ray of its own with Serve's proxies and no application yet; afterwards nothing of it is left.
+
+    Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
+    Raises `CommandError` when a port is taken.
+    """
+    require_free(server.grpc_port, "server.grpc_port")
+    require_free(server.http_port, "server.http_port")
     prepare_environment()
     # Short and outside any project: Ray puts sockets there, whose paths have a limit of about 100 characters.
     with (
@@ -94,21 +109,18 @@ def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
         processes.interruptible(),
     ):
         try:
-            _start(config, temp_dir, verbose)
+            _start(server, num_cpus, custom, temp_dir, verbose)
             yield
         finally:
             processes.ignore_interrupts()
             _stop(temp_dir, verbose)
 
 
-def _start(config: Config, temp_dir: str, verbose: bool) -> None:
-    """Ray, Serve's proxies, the application; returns when it is healthy."""
+def _start(server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_dir: str, verbose: bool) -> None:
+    """Ray and Serve's proxies."""
     import ray
     from ray import serve
 
-    from cluster.app import build
-
-    num_cpus, custom = local_resources(config)
     level = logging.INFO if verbose else logging.ERROR
     ray.init(
         address="local", num_cpus=num_cpus, resources=custom or None, include_dashboard=False,
@@ -119,11 +131,22 @@ def _start(config: Config, temp_dir: str, verbose: bool) -> None:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         logging.getLogger("ray").setLevel(logging.ERROR)
     serve.start(
-        http_options={"host": config.server.host, "port": config.server.http_port},
-        grpc_options={"port": config.server.grpc_port, "grpc_servicer_functions": [SERVICER]},
+        http_options={"host": server.host, "port": server.http_port},
+        grpc_options={"port": server.grpc_port, "grpc_servicer_functions": [SERVICER]},
     )
+
+
+def deploy(config: Config, name: str = APPLICATION, route: str = "/") -> None:
+    """The application on a platform that runs; returns when it is healthy. Raises `CommandError` if it does not start.
+
+    Of several, each needs its own HTTP route, and requests name theirs in the metadata `application`.
+    """
+    from ray import serve
+
+    from cluster.app import build
+
     try:
-        serve.run(build(config.model_dump(mode="json")), name=APPLICATION)
+        serve.run(build(config.model_dump(mode="json")), name=name, route_prefix=route)
     except RuntimeError as error:
         raise CommandError(f"the application did not start: {_why(str(error))}") from error
 

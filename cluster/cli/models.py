@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.loading.builtin import BuiltinModelError, builtin_path, is_builtin
+from actors.spec import EMULATED
 from cluster.cli.output import CommandError
 from cluster.config import Config
 
@@ -12,7 +13,8 @@ def prepare(config: Config) -> None:
 
     Raises `CommandError` when a model or a package is missing.
     """
-    for name in {spec.model for spec in config.model_specs() if is_builtin(spec.model)}:
+    names = {spec.model.removeprefix(EMULATED) for spec in config.model_specs()}
+    for name in filter(is_builtin, names):
         try:
             builtin_path(name)
         except BuiltinModelError as error:

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from cluster.cli import local, models
 from cluster.cli.output import guard, stdout
-from cluster.config import Config, load_config
+from cluster.config import Config, TierConfig, load_config
 
 
 def serve(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset: smollm2.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset, e.g. smollm2.")],
     grpc_port: Annotated[int | None, typer.Option(help="Overrides server.grpc_port.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Overrides server.http_port.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the log of Ray and its workers.")] = False,
@@ -49,16 +49,24 @@ def with_ports(config: Config, grpc_port: int | None, http_port: int | None) -> 
 
 def ladder(config: Config) -> Table:
     """What is served, small to target."""
-    table = Table("tier", "model", "weights", "ranks", "replicas", title=escape(config.model_name))
-    default = config.target.model or ""
+    title = config.model_name + (" (EMULATED devices)" if any(tier.emulation for tier in config.tiers) else "")
+    table = Table("tier", "model", "weights", "ranks", "replicas", title=escape(title))
+    default = config.target.label or ""
     for tier in config.tiers:
         kind = tier.drafter.kind if tier.drafter is not None else "model"
-        replicas = tier.replicas
         table.add_row(
             tier.name,
-            escape(tier.model or default) if kind == "model" else kind,
-            tier.weights if kind == "model" else "-",
+            escape(tier.label or default) if kind == "model" else kind,
+            tier.weights if kind == "model" and tier.emulation is None else "-",
             str(tier.num_ranks),
-            str(replicas.min) if replicas.min == replicas.max else f"{replicas.min} to {replicas.max}",
+            _count(tier),
         )
     return table
+
+
+def _count(tier: TierConfig) -> str:
+    """How many copies of a tier there are."""
+    replicas = tier.replicas
+    if tier.inline:
+        return "inline in the next"
+    return str(replicas.min) if replicas.min == replicas.max else f"{replicas.min} to {replicas.max}"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from actors.messages import Context, Draft, Verdict
+from actors.messages import Verdict
 from cluster.coordinator.errors import DeadlinePassed, DraftLate, ReplicaLate
 from cluster.coordinator.hold import Clock
-from cluster.coordinator.tier import DraftHandle, Lease, ReplicaLost
-
-LAST_LOOK_S = 0.01  # for asking whether a draft is ready when its time is over
+from cluster.coordinator.tier import DraftHandle, ReplicaLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,50 +30,48 @@ class CallBounds:
             raise DeadlinePassed
         return left
 
+    def within(self, wait_s: float) -> tuple[float, bool]:
+        """Time that may be waited for something bounded by `wait_s`, and whether it ends with the deadline."""
+        left_s = self.left_s()
+        if left_s is None or left_s > wait_s:
+            return wait_s, False
+        return left_s, True
+
 
 async def verify_within(
-    lease: Lease, context: Context, drafts: Sequence[DraftHandle | Draft], want_laws: bool,
-    handle: DraftHandle | None, bounds: CallBounds,
+    call: Callable[[], Awaitable[Verdict]], handle: DraftHandle | None, bounds: CallBounds,
+    on_sent: Callable[[], None],
 ) -> Verdict:
-    """`lease.verify(context, *drafts)`, abandoned when a bound is passed or the caller is cancelled.
+    """The verdict of `call`, abandoned when a bound is passed or the caller is cancelled.
 
-    `handle` is the draft under way among `drafts`. It is waited for through the verify call itself, so
-    that an ordinary round costs no call besides. Raises `DraftLate`, `ReplicaLate`, `DeadlinePassed`,
-    and what `verify` raises.
+    `handle` is the draft under way among what it verifies; `on_sent` is called when nothing is waited for but the
+    verdict. Raises `DraftLate`, `ReplicaLate`, `DeadlinePassed`, and what the call raises.
     """
+    if handle is not None:
+        wait_s, ends_at_deadline = bounds.within(bounds.draft_s)
+        if not await handle.wait(wait_s):
+            if ends_at_deadline:
+                raise DeadlinePassed
+            raise DraftLate(f"the draft was not ready within {bounds.draft_s:.3f} s")
+    bounds.left_s()  # before there is a call that would have to be taken back
+    answer = call()
+    on_sent()
+    return await verdict_within(answer, bounds)
 
-    async def call() -> Verdict:
-        return await lease.verify(context, *drafts, want_laws=want_laws)
 
-    task = asyncio.create_task(call())
+async def verdict_within(answer: Awaitable[Verdict], bounds: CallBounds) -> Verdict:
+    """A verdict under way. Raises `ReplicaLate`, `DeadlinePassed`, and what the call raises."""
+    wait_s, ends_at_deadline = bounds.within(bounds.verify_s)
     try:
-        if handle is not None and not await _done_within(task, bounds.draft_s, bounds):
-            ready = await handle.wait(LAST_LOOK_S)
-            if not ready and not task.done():
-                raise DraftLate(f"the draft was not ready within {bounds.draft_s:.3f} s")
-        if not await _done_within(task, bounds.verify_s, bounds):
-            raise ReplicaLate(f"the verify pass took longer than {bounds.verify_s:.3f} s")
-        if task.cancelled():
-            raise ReplicaLost("the verify call was cancelled by its carrier")
-        return task.result()
-    finally:
-        if not task.done():
-            task.add_done_callback(_forget)
-            task.cancel()
-
-
-async def _done_within(task: asyncio.Task[Verdict], wait_s: float, bounds: CallBounds) -> bool:
-    if task.done():
-        return True
-    left = bounds.left_s()
-    ends_at_deadline = left is not None and left <= wait_s
-    await asyncio.wait({task}, timeout=left if ends_at_deadline else wait_s)
-    if ends_at_deadline and not task.done():
-        raise DeadlinePassed
-    return task.done()
-
-
-def _forget(task: asyncio.Task[Verdict]) -> None:
-    """Mark the outcome of an abandoned call as seen."""
-    if not task.cancelled():
-        task.exception()
+        async with asyncio.timeout(wait_s):
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise ReplicaLost("the verify call was cancelled by its carrier") from None
+    except TimeoutError:
+        if ends_at_deadline:
+            raise DeadlinePassed from None
+        raise ReplicaLate(f"the verify pass took longer than {bounds.verify_s:.3f} s") from None

@@ -13,6 +13,7 @@ class FailureCode(StrEnum):
 
     UNAVAILABLE = "unavailable"  # replicas were lost; a retry with the same seed gives the same text
     EXHAUSTED = "exhausted"  # no target replica was free in time; retry later
+    INVALID = "invalid"  # the target can never serve this request (e.g. too long for its KV memory)
     INTERNAL = "internal"  # the target cannot go on with this request (e.g. NaN logits)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from statistics import median
 
 from actors.messages import Origin, Verdict
-from cluster.coordinator.request import SpeculationFigures, TokenEvent
+from cluster.coordinator.request import AheadOutcome, SpeculationFigures, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class FigureCounter:
         self._draft_s = self._verify_s = self._wait_s = self._model_s = 0.0
         self._control_s: list[float] = []  # of each round
         self._cached: dict[int, int] = {}
+        self._ahead: Counter[AheadOutcome] = Counter()
         self._rounds = 0
         self._drafted = 0
         self.degraded_steps = 0
@@ -34,10 +35,13 @@ class FigureCounter:
         """Add a committed round: `event` is what was left of `verdict` after the cut."""
         self._rounds += 1
         self._drafted += verdict.num_draft
-        grow = verdict.num_draft - len(self._drafted_at)
+        num_positions = verdict.num_draft
+        if verdict.path is not None:  # of a tree only the levels that were looked at
+            num_positions = verdict.num_accepted + (verdict.last is Origin.RECOVERED)
+        grow = num_positions - len(self._drafted_at)
         self._drafted_at += [0] * grow
         self._accepted_at += [0] * grow
-        for position in range(verdict.num_draft):
+        for position in range(num_positions):
             self._drafted_at[position] += 1
         for position, (origin, tier) in enumerate(zip(event.origins, event.tiers, strict=True)):
             self._origins[origin] += 1
@@ -50,6 +54,10 @@ class FigureCounter:
         model_s = verdict.draft_model_seconds + verdict.verify_model_seconds
         self._model_s += model_s
         self._control_s.append(max(0.0, wall_s - model_s))
+
+    def count_ahead(self, outcome: AheadOutcome) -> None:
+        """What became of an enumeration."""
+        self._ahead[outcome] += 1
 
     def note_cached(self, tier: int, num_tokens: int) -> None:
         """Prompt tokens that a tier held when it first met the sequence; later leases change nothing."""
@@ -85,5 +93,6 @@ class FigureCounter:
             model_s=self._model_s, control_s=sum(self._control_s),
             control_round_p50_s=median(self._control_s) if self._control_s else 0.0,
             cached_by_tier=dict(self._cached),
+            ahead={outcome.value: count for outcome, count in self._ahead.items()},
             degraded_steps=self.degraded_steps, degraded=dict(self._degraded), lease_moves=self.lease_moves,
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from actors.messages import Origin, Verdict
+from cluster.coordinator.climb import Climb
 from cluster.coordinator.errors import DeadlinePassed, GenerationFailed
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.hold import Clock
-from cluster.coordinator.ladder import Climb, Ladder
+from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, GenerationRequest, TokenEvent, Usage
 from cluster.coordinator.sequence import Sequence
 
@@ -36,21 +38,28 @@ async def generate(
         num_cached = figures.cached_by_tier.get(len(ladder.tiers) - 1, 0)
         return Finish(reason, Usage(len(request.prompt_ids), sequence.num_generated, num_cached), figures, stop_id)
 
+    async def next_round() -> tuple[Verdict, float]:
+        began = clock()
+        return await climb.round(), clock() - began
+
+    upcoming = asyncio.ensure_future(next_round())
     try:
         while True:
-            began = clock()
             try:
-                verdict = await climb.round()
+                verdict, wall_s = await upcoming
             except DeadlinePassed:
                 await _close(climb)
                 yield finish(FinishReason.DEADLINE)
                 return
             event = cut(verdict, sequence.remaining, request.stop_ids)
             sequence.commit(event.token_ids)
-            counter.count_round(verdict, event, clock() - began)
+            counter.count_round(verdict, event, wall_s)
+            climb.observe(wall_s)
             ended = event.ends_with_stop or sequence.remaining == 0
             if ended:
                 await _close(climb)  # before yielding: the client may read slowly or never come back
+            else:  # nor does the next round wait for whatever is done with this one's tokens
+                upcoming = asyncio.ensure_future(next_round())
             yield event
             if event.ends_with_stop:
                 yield finish(FinishReason.STOP, int(event.token_ids[-1]))
@@ -62,7 +71,8 @@ async def generate(
         error.finish = finish(FinishReason.ERROR)
         raise
     finally:
-        await _close(climb)
+        upcoming.cancel()
+        await _close(climb, upcoming)
 
 
 def cut(verdict: Verdict, max_tokens: int, stop_ids: frozenset[int]) -> TokenEvent:
@@ -72,7 +82,8 @@ def cut(verdict: Verdict, max_tokens: int, stop_ids: frozenset[int]) -> TokenEve
     if stop_at is not None:
         ids = ids[: stop_at + 1]
     length = len(ids)
-    proposers = verdict.draft_tiers[: verdict.num_accepted]
+    path = verdict.path if verdict.path is not None else range(verdict.num_accepted)
+    proposers = tuple(verdict.draft_tiers[node] for node in path if node < len(verdict.draft_tiers))
     proposers += (0,) * (verdict.num_accepted - len(proposers))
     return TokenEvent(
         token_ids=ids,
@@ -83,9 +94,17 @@ def cut(verdict: Verdict, max_tokens: int, stop_ids: frozenset[int]) -> TokenEve
     )
 
 
-async def _close(climb: Climb) -> None:
-    """Give the leases back even when this task is cancelled meanwhile."""
-    task = asyncio.create_task(climb.close())
+async def _close(climb: Climb, upcoming: asyncio.Future[Any] | None = None) -> None:
+    """Give the leases back even when this task is cancelled meanwhile; first a cancelled round must have ended."""
+    task = asyncio.create_task(_end(climb, upcoming))
     _closing.add(task)
     task.add_done_callback(_closing.discard)
     await asyncio.shield(task)
+
+
+async def _end(climb: Climb, upcoming: asyncio.Future[Any] | None) -> None:
+    if upcoming is not None:
+        await asyncio.wait({upcoming})
+        if not upcoming.cancelled():
+            upcoming.exception()  # seen, also when nobody asks for that round any more
+    await climb.close()

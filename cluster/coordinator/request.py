@@ -21,7 +21,7 @@ class GenerationRequest:
     sampling: SamplingParams
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop ids; empty when they are to be ignored
-    lookahead: int = 0  # draft tokens asked for in a round (k); 0: no speculation
+    lookahead: int | None = 0  # draft tokens asked for in a round (k); 0: no speculation; None: the controller's choice
     deadline: float | None = None  # on the coordinator's clock, seconds
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class GenerationRequest:
             raise ValueError("the prompt has no tokens: send at least one")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}: ask for at least 1 token")
-        if self.lookahead < 0:
+        if self.lookahead is not None and self.lookahead < 0:
             raise ValueError(f"lookahead is {self.lookahead}: use 0 to turn speculation off")
         object.__setattr__(self, "prompt_ids", np.asarray(self.prompt_ids, np.int32))
 
@@ -41,6 +41,15 @@ class FinishReason(StrEnum):
     STOP = "stop"  # a stop id was committed
     DEADLINE = "deadline"
     ERROR = "error"  # carried by `GenerationFailed.finish` only
+
+
+class AheadOutcome(StrEnum):
+    """What became of an enumeration of a verify pass's outcomes."""
+
+    HIT = "hit"  # the target went on with one of its branches
+    MISS = "miss"  # it had none that fits
+    LATE = "late"  # the verdict was there before it
+    FAILED = "failed"  # there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +88,11 @@ class SpeculationFigures:
     draft_s: float = 0.0  # below the target, queues included
     verify_s: float = 0.0  # in the target, queue included
     wait_s: float = 0.0  # the rest of the rounds' wall time: hops, leases, timeouts
-    model_s: float = 0.0  # of the rounds' wall time: in forward passes of any tier that this request took part in
-    control_s: float = 0.0  # the rest of it: queues, hops, bookkeeping, leases
+    model_s: float = 0.0  # of the rounds' wall time: while a replica that worked for it, or was to, ran a forward pass
+    control_s: float = 0.0  # the rest of it: hops, bookkeeping, leases
     control_round_p50_s: float = 0.0  # median of that rest over the rounds
     cached_by_tier: Mapping[int, int] = field(default_factory=dict)  # prompt tokens found in a tier's prefix cache
+    ahead: Mapping[str, int] = field(default_factory=dict)  # what became of enumerations ("hit", ...) -> times
     degraded_steps: int = 0  # plain steps taken although a draft was wanted
     degraded: Mapping[str, int] = field(default_factory=dict)  # "tier<i>:<reason>" -> times
     lease_moves: int = 0  # times a tier's lease was replaced
@@ -91,6 +101,12 @@ class SpeculationFigures:
     def mean_accepted_tokens(self) -> float:
         """MAT: mean committed tokens per round (0 when no round ended)."""
         return self.committed / self.rounds if self.rounds else 0.0
+
+    @property
+    def overlap_hit_rate(self) -> float | None:
+        """Share of the enumerated rounds whose outcome was among the branches; None when none was enumerated."""
+        enumerated = sum(self.ahead.values())
+        return self.ahead.get("hit", 0) / enumerated if enumerated else None
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -77,7 +77,6 @@ class Sequence:
         Every context gets a new round number: replicas refuse stale calls by it, and a pass that is
         repeated draws fresh noise.
         """
-        self._round += 1
         start = self._common(held, pending)
         request = self._request
         # A copy, as later commits write into the same buffer.
@@ -87,8 +86,13 @@ class Sequence:
         return Context(
             sequence_id=request.request_id, start=start, tokens=tokens,
             num_prompt_tokens=self._num_prompt, num_committed=self._num_tokens,
-            sampling=request.sampling, round=self._round,
+            sampling=request.sampling, round=self.next_round(),
         )
+
+    def next_round(self) -> int:
+        """A round number that no call of this sequence has had."""
+        self._round += 1
+        return self._round
 
     def _common(self, held: Held | None, pending: Ids) -> int:
         """Length of what `held` shares with truth + `pending`; leaves at least one token to send."""

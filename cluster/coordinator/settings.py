@@ -6,6 +6,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapSettings:
+    """Drafting for the outcomes of the target's pass while it is under way."""
+
+    num_branches: int = 16  # outcomes drafted for at most
+    num_guesses: int = 2  # of the target's own token, for one number of accepted tokens
+    num_tokens: int = 8  # of each branch
+    siblings: int = 0  # beside each of these, if the branches are combs
+
+    def __post_init__(self) -> None:
+        for name in ("num_branches", "num_guesses", "num_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"overlap setting {name} is {getattr(self, name)}: set it to 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    """Drafts that branch: of a static shape, grown where the drafter is sure, or chains with siblings (combs)."""
+
+    widths: tuple[int, ...] = ()  # children per node of each level; () for a dynamic tree
+    num_nodes: int = 0  # of a dynamic tree
+    siblings: int = 0  # of each token of a comb
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.widths, self.num_nodes, self.siblings))) != 1:
+            raise ValueError("a tree is static (widths), dynamic (num_nodes) or a comb (siblings): give one of them")
+        if any(width < 1 for width in self.widths) or self.num_nodes < 0 or self.siblings < 0:
+            raise ValueError(f"widths {self.widths}, num_nodes {self.num_nodes} and siblings {self.siblings} must "
+                             "be at least 1 where they are given")
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """Every wait of the coordinator has a bound here. All times are in seconds."""
 
@@ -21,7 +52,11 @@ class CoordinatorSettings:
     avoid_slow_s: float = 2.0  # a replica that was late or answered an error
     release_timeout_s: float = 10.0  # how long the end of a request waits for its leases to go back
 
+    overlap: OverlapSettings | None = None  # None: rounds are synchronous
+    tree: TreeSettings | None = None  # None: drafts are chains
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 0:
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"coordinator setting {name} is negative: set it to 0 or more")

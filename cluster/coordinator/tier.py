@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.messages import Context, Draft, DraftShape, Ids, Verdict
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, Verdict
 
 NO_TOKENS: Ids = np.empty(0, np.int32)
 
@@ -20,6 +20,13 @@ class DraftHandle(Protocol):
 
     async def fetch(self) -> Draft:
         """The payload itself. Raises `ReplicaLost` if its producer died."""
+
+
+class EnumerationHandle(Protocol):
+    """An enumeration under way; like a draft, it goes on to the verifier as it came."""
+
+    async def fetch(self) -> Enumeration:
+        """The payload itself. Raises `ReplicaLost` if its producer died. Cancelling this abandons the call."""
 
 
 class Lease(Protocol):
@@ -43,6 +50,20 @@ class Lease(Protocol):
         whose producer died surfaces as `DraftLost`; the call may be repeated without it.
         """
 
+    def step(self, context: Context, shape: DraftShape) -> Awaitable[Verdict]:
+        """Have the replica's own process draft after `context`, and verify that (a target with tiers inline)."""
+
+    def enumerate(
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
+    ) -> EnumerationHandle:
+        """Start drafting for the outcomes of the pass of `verify_round` over `draft`, which is there (tier 0)."""
+
+    def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Awaitable[Verdict]:
+        """Once the pass of `verify_round` is decided, verify the branch of `enumeration` that fits, as `round`.
+
+        The verdict is `missed` when none fits. Cancelling the awaitable abandons the call. Raises as `verify` does.
+        """
+
     async def release(self, held: Ids | None = None) -> None:
         """Give the replica back and free the sequence there. Idempotent; never raises for a dead replica.
 
@@ -62,6 +83,10 @@ class Tier(Protocol):
 
 class ReplicaLost(Exception):
     """The replica behind a lease died or was torn down."""
+
+
+class NoRoom(ReplicaLost):
+    """The replica behind a lease lives, but has no room for the call: another may have, or this one later."""
 
 
 class DraftLost(Exception):

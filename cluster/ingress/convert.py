@@ -50,7 +50,7 @@ class IngressRequest:
     request_id: str  # echoed; two requests may carry the same
     sequence_id: str  # unique; begins with request_id
 
-    def generation(self, default_lookahead: int, deadline: float | None = None) -> GenerationRequest:
+    def generation(self, default_lookahead: int | None, deadline: float | None = None) -> GenerationRequest:
         """The coordinator's view. `deadline`: seconds on the coordinator's clock."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
         return GenerationRequest(

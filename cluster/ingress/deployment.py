@@ -15,13 +15,13 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
+from actors.spec import EMULATED
 from cluster.config import Config
 from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, Usage
-from cluster.coordinator.settings import CoordinatorSettings
 from cluster.ingress.admission import Admission
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
@@ -29,6 +29,7 @@ from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
+from cluster.ingress.speculation import COLD_LOOKAHEAD, controller, coordinator_settings
 from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
 from cluster.prefixes import LocalPrefixes, SharedPrefixes
@@ -71,7 +72,7 @@ class Ingress:
         self._admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, limits.queue_timeout_s)
         prefixes = LocalPrefixes() if directory is None else SharedPrefixes(directory)
         used = slice(None) if config.speculation.enabled else slice(-1, None)
-        self._lookahead = config.speculation.lookahead if config.speculation.enabled else 0
+        self._lookahead = _lookahead(config)
         self._ladder = Ladder(
             tiers=[
                 RayTier(
@@ -79,11 +80,9 @@ class Ingress:
                 )
                 for pool in pools[used]
             ],
-            windows=[tier.window for tier in config.tiers[used][1:-1]],
-            settings=CoordinatorSettings(
-                draft_timeout_s=config.speculation.draft_timeout_s,
-                target_wait_s=limits.lease_timeout_s,
-            ),
+            windows=[config.tiers[shared[-1]].window for shared in config.processes[used][1:-1]],
+            settings=coordinator_settings(config), controller=controller(config, len(pools[used])),
+            target_drafts=len(config.processes[-1]) > 1,
         )
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: StatusContext) -> pb.GenerateResponse:
@@ -117,7 +116,8 @@ class Ingress:
             limits=pb.Limits(
                 max_context_tokens=limits.max_context_tokens, max_prompt_tokens=config.limits.max_prompt_tokens,
                 max_tokens=limits.max_tokens,
-                default_max_tokens=self._defaults.max_tokens, default_lookahead_tokens=self._lookahead,
+                default_max_tokens=self._defaults.max_tokens,
+                default_lookahead_tokens=COLD_LOOKAHEAD if self._lookahead is None else self._lookahead,
                 max_lookahead_tokens=limits.max_lookahead,
             ),
         )
@@ -175,7 +175,8 @@ class Ingress:
 
 def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
     """Raises `TokenizersDiffer`: a draft in other ids than the target's would be noise."""
-    for tier, info in zip(config.tiers, infos, strict=True):
+    for shared, info in zip(config.processes, infos, strict=True):  # inline tiers were compared when they were loaded
+        tier = config.tiers[shared[-1]]
         # A drafter without a model has no fingerprint: it repeats ids of the text, whatever they mean.
         if info.tokenizer_fingerprint and info.tokenizer_fingerprint != infos[-1].tokenizer_fingerprint:
             reason = explain_mismatch(load_tokenizer(info.model), load_tokenizer(infos[-1].model))
@@ -214,8 +215,20 @@ def _tier_to_pb(config: Config, index: int) -> pb.TierInfo:
     )
 
 
+def _lookahead(config: Config) -> int | None:
+    """What a request gets that asks for nothing; None: what the controller finds best."""
+    speculation = config.speculation
+    if not speculation.enabled:
+        return 0
+    if speculation.lookahead == "auto":
+        return None if len(config.processes) > 1 else COLD_LOOKAHEAD
+    return speculation.lookahead
+
+
 def _public_name(model: str) -> str:
     """A directory's place on the server is nobody's business."""
+    if model.startswith(EMULATED):
+        return EMULATED + _public_name(model.removeprefix(EMULATED))
     return Path(model).name if Path(model).is_absolute() or model.startswith(".") else model
 
 

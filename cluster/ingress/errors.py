@@ -21,6 +21,7 @@ _MAX_CHARS = 500
 _FAILURES = {
     FailureCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     FailureCode.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    FailureCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     FailureCode.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 _MORE_TIME = "allow more time or ask for fewer tokens"

@@ -78,7 +78,7 @@ def figures_to_pb(figures: SpeculationFigures) -> pb.SpeculationFigures:
         num_plain_rounds=plain,
         num_degraded_rounds=figures.degraded_steps,
         num_degraded_by_reason=dict(figures.degraded),
-        num_lease_moves=figures.lease_moves,
+        num_lease_moves=figures.lease_moves, num_overlapped_by_outcome=figures.ahead,
         model_s=figures.model_s,
         control_s=figures.control_s,
         control_round_p50_s=figures.control_round_p50_s,

@@ -97,7 +97,7 @@ def served(preset: str | dict[str, object]) -> Iterator[Service]:
 
         pools = [
             Pool(serve.get_deployment_handle(f"tier{index}-{tier.name}", local.APPLICATION))
-            for index, tier in enumerate(config.tiers)
+            for index, tier in enumerate(config.tiers) if not tier.inline
         ]
         with client.connect(f"{local.LOOPBACK}:{config.server.grpc_port}") as stub:
             yield Service(stub, pools[0], pools[-1])

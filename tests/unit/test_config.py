@@ -53,7 +53,7 @@ def test_every_field_of_every_section_is_described() -> None:
         for name, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{name}"
             todo.extend(_models(field.annotation))
-    assert len(seen) == 9
+    assert len(seen) == 12
 
 
 def test_file_starts_from_preset_and_environment_wins(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_settings_are_frozen() -> None:
     ("sampling.top_p", 0, "sampling.top_p: got 0; use greater than 0"),
     ("server.grpc_port", 8000, "server: grpc_port and http_port are both 8000"),
     ("server.grpc_port", "many", "server.grpc_port: got 'many'; use a valid integer"),
-    ("preset", "huge", "preset: no preset 'huge'; choose one of smollm2"),
+    ("preset", "huge", "preset: no preset 'huge'; choose one of emulated-70b"),
 ])
 def test_each_mistake_gives_one_clear_line(path: str, value: object, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -159,7 +159,7 @@ def test_wrong_variables_are_named(variable: str, line: str) -> None:
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file or preset; presets are: smollm2"):
+    with pytest.raises(ConfigError, match="no such file or preset; presets are: emulated-70b"):
         load_config("missing.yaml", environ={})
     broken = tmp_path / "broken.yaml"
     broken.write_text("tiers: [\n")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.messages import ReplicaInfo
+from actors.engine.jobs import ReplicaFull
+from actors.messages import Context, ReplicaInfo
 from actors.presence import Presence
+from actors.sampling.params import SamplingParams
 from actors.wire.access import Endpoint, new_secret
 from actors.wire.frames import Kind
 from actors.wire.server import Call, CallServer, completed
-from cluster.coordinator.tier import NoReplica, PoolFull
+from cluster.coordinator.tier import NoReplica, NoRoom, PoolFull
 from cluster.leases import RayLease, RayTier
 from cluster.pools import LeaseGrant, Refused
 from cluster.prefixes import BLOCK_TOKENS, LocalPrefixes, digests
@@ -67,7 +70,12 @@ def run(body: Callable[[Endpoint], Any]) -> None:
         def close(payload: bytes) -> Call:
             return Call("s", completed(None))
 
-        server = CallServer({Kind.CLOSE: close}, Presence(60))
+        def verify(payload: bytes) -> Call:
+            no_room: Future[Any] = Future()
+            no_room.set_exception(ReplicaFull("9 calls wait already"))
+            return Call("s", no_room)
+
+        server = CallServer({Kind.CLOSE: close, Kind.VERIFY: verify}, Presence(60))
         try:
             async with asyncio.timeout(60):
                 await body(await server.listen("127.0.0.1"))
@@ -148,6 +156,17 @@ def test_an_actor_that_cannot_be_reached_is_named() -> None:
         handle: Any = Handle(lambda preference: LeaseGrant("a#1", nowhere, INFO))
         with pytest.raises(NoReplica, match="127.0.0.1:1 does not answer"):
             await RayTier(handle, 0.2).lease("s")
+
+    run(body)
+
+
+def test_a_replica_without_room_for_a_call_is_full_not_lost() -> None:
+    async def body(endpoint: Endpoint) -> None:
+        handle: Any = Handle(lambda preference: LeaseGrant("a#1", endpoint, INFO))
+        lease = await RayTier(handle, 60.0).lease("s")
+        context = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)
+        with pytest.raises(NoRoom, match="a#1: 9 calls wait already"):
+            await lease.verify(context, want_laws=False)
 
     run(body)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,20 +17,6 @@ class Reduction(enum.Enum):
 
     FIXED = "fixed"  # by constants alone: a row's bits never depend on its batch, chunk, tree or bucket
     FAST = "fast"  # tiles and splits follow the step: better balance on few rows, last bits may differ
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """One attention layer, as this shard has it."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_heads // self.num_kv_heads
 
 
 class Kernels(Protocol):

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from actors.engine.gpu.contract import Geometry, Reduction
+from actors.engine.gpu.contract import Reduction
 from actors.engine.gpu.ordered import FixedOrder
 from actors.engine.gpu.store import LayerKV
 from actors.engine.gpu.tensors import Shape, StepTensors
+from actors.engine.probe import Geometry
 
 SPLIT_KEYS = 512  # fixed reduction: 16 splits of an 8K context times 8 KV heads occupy a device at one row
 MIN_SPLIT_KEYS = 256  # fast reduction: shorter splits cost more in merging than they gain

@@ -20,7 +20,8 @@ from actors.engine.gpu.launch import TritonKernels
 from actors.engine.gpu.store import GpuKV
 from actors.engine.gpu.tensors import Shape, StepTensors, longest_keys
 from actors.engine.gpu.work import Work, committed_tokens, cut
-from actors.engine.step import Int32s, StepInput
+from actors.engine.probe import probe
+from actors.engine.step import StepInput
 from actors.loading.support import max_context_tokens
 from actors.spec import ModelSpec
 
@@ -80,7 +81,7 @@ class GpuRunner:
         """`kernels` and `graphs` (None: Triton's and CUDA's) are there for tests.
 
         Raises:
-            UnsupportedAttention: see `attention.probe`.
+            UnsupportedAttention: see `probe`.
             UnorderedSum: the fixed reduction was asked for, and the model adds up values in a way that has none.
             TritonMissing: Triton is not installed.
         """
@@ -89,7 +90,8 @@ class GpuRunner:
         self._name = spec.model
         self.num_pages = spec.num_pages
         attention.register()
-        layers, self.vocab_size = attention.probe(model, spec.device)
+        probed = probe(model, spec.model, spec.device)
+        layers, self.vocab_size = probed.layers, probed.num_logits
         model.set_attn_implementation(attention.NAME)
         self.kv = GpuKV(
             [(g.num_kv_heads, g.head_dim) for g in layers], self.num_pages, spec.page_tokens,
@@ -123,24 +125,24 @@ class GpuRunner:
                         "%s: %d of %d CUDA graphs, %.1f s", self._name, done, len(shapes), time.monotonic() - started_s
                     )
 
-    def forward(self, step: StepInput, parents: Int32s | None = None) -> torch.Tensor:
+    def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
-        return self.forward_device(step, parents).float().cpu()
+        return self.forward_device(step).float().cpu()
 
-    def forward_device(self, step: StepInput, parents: Int32s | None = None) -> torch.Tensor:
+    def forward_device(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] on the device, in the model's dtype.
-
-        `parents` [num_rows] marks drafted trees (`tree`); positions are then those along the paths, slots those in
-        row order. After the verdict, `kv.copy_slots` moves the accepted path to where a chain would be.
 
         Raises:
             BadTree: parents that describe no tree.
         """
         with self._on_device():
+            if len(step.moves):
+                slots = torch.from_numpy(step.moves).long().to(self._device)
+                self.kv.copy_slots(slots[:, 0], slots[:, 1])
             if len(step.copies):
                 pages = torch.from_numpy(step.copies).long().to(self._device)
                 self.kv.copy_pages(pages[:, 0], pages[:, 1])
-            work, bucket = self._plan(step, parents)
+            work, bucket = self._plan(step)
             rows = torch.from_numpy(step.logit_rows).long().to(self._device)
             if bucket is not None:
                 captured = self._bucket(bucket)
@@ -164,9 +166,10 @@ class GpuRunner:
             tensors.clear(self._kernels.split_keys(tensors.shape, 1), self.kv.trash_slot)
             self._pass(tensors, 0)
 
-    def _plan(self, step: StepInput, parents: Int32s | None) -> tuple[Work, Shape | None]:
+    def _plan(self, step: StepInput) -> tuple[Work, Shape | None]:
         """The step's work, cut for the bucket that it then fits in (None: it runs at its own size)."""
         num_rows = len(step.input_ids)
+        parents = step.parents if len(step.parents) else None
         committed = int(committed_tokens(step).max(initial=0))
         roughly = self._buckets.fit(num_rows, -(-committed // self.kv.page_tokens))
         room = num_rows if roughly is None else roughly.num_rows

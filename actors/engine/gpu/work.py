@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.engine.gpu import tree
+from actors.engine import tree
 from actors.engine.step import Int32s, StepInput
 
 NUM_FIELDS = 8

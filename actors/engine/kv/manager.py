@@ -176,6 +176,47 @@ class KVManager:
             list(held.digests),
         )
 
+    def replace(self, sequence_id: str, by_id: str) -> None:
+        """Give a sequence what `by_id` holds, in place of its own; `by_id` is no longer open."""
+        held = self._get(by_id)
+        self.release(sequence_id)
+        del self._held[by_id]
+        self._held[sequence_id] = held
+
+    def prune(self, sequence_id: str, num_kept: int, path: Sequence[int]) -> Int32s:
+        """Tokens from `num_kept` on were a tree: of its nodes keep `path` (ascending), in a row; the rest is dropped.
+
+        Returns the slots `(from, to)` of tokens that must be moved, [num_moves, 2] int32: one after another, before
+        any page copy that was asked for later, and before anything is written.
+        """
+        held = self._get(sequence_id)
+        length, nodes = len(held.tokens), np.asarray(path, np.int32).reshape(-1)
+        if not held.committed <= num_kept <= length:
+            raise ValueError(f"{sequence_id}: cannot prune {length} tokens ({held.committed} decided) to {num_kept}")
+        slots = held.table.slots(num_kept, length)
+        if len(nodes) and not (nodes[0] >= 0 and (np.diff(nodes) > 0).all() and nodes[-1] < len(slots)):
+            raise ValueError(f"{sequence_id}: {list(path)} is no path in a tree of {len(slots)} nodes")
+        tokens = held.tokens.view(num_kept)[nodes]
+        held.tokens.cut(num_kept)
+        held.tokens.extend(tokens)
+        self.truncate(sequence_id, num_kept + len(nodes))
+        moved = nodes > np.arange(len(nodes))
+        return np.stack([slots[nodes], slots[: len(nodes)]], axis=1)[moved]
+
+    def distrust(self, slots: Int32s) -> list[str]:
+        """What these slots hold is in doubt: their pages leave the prefix cache, and whoever holds one loses all.
+
+        Returns the sequences that were emptied.
+        """
+        pages = set((slots // self.page_tokens).tolist())
+        emptied = [name for name, held in self._held.items() if not pages.isdisjoint(held.table.pages().tolist())]
+        for page in pages:
+            if self._ledger.cached(page) is not None:
+                self._ledger.forget(page)
+        for sequence_id in emptied:
+            self.truncate(sequence_id, 0)
+        return emptied
+
     def truncate(self, sequence_id: str, new_len: int) -> None:
         """Keep tokens `[0, new_len)`, and only the pages that hold them; reserved pages go back too.
 

@@ -40,9 +40,12 @@ class Matrix:
 class LayerAnatomy:
     """One decoder layer (this rank's part). Norm weights are as they are multiplied."""
 
-    qkv: Matrix
+    query: Matrix
+    key: Matrix
+    value: Matrix
     out: Matrix
-    gate_up: Matrix
+    gate: Matrix
+    up: Matrix
     down: Matrix
     input_norm: torch.Tensor
     mlp_norm: torch.Tensor
@@ -63,7 +66,7 @@ class Anatomy:
     """A whole model (this rank's part)."""
 
     layers: list[LayerAnatomy]
-    rope: dict[str, tuple[torch.Tensor, torch.Tensor]]  # cosine, sine: [positions, head_dim / 2] float32
+    rope: dict[str, tuple[torch.Tensor, torch.Tensor]]  # cosine, sine: [positions, turned dimensions / 2] float32
     embedding: torch.Tensor  # [vocab, hidden]
     embedding_scale: float
     final_norm: torch.Tensor
@@ -97,7 +100,10 @@ def check_fusable(model: Any) -> None:
 
 
 def dissect(model: Any, num_positions: int) -> Anatomy:
-    """Take `model` apart; its tensors are referred to, not copied. Raises `NotFusable`."""
+    """Take `model` apart; its matrices are referred to, not copied.
+
+    Raises `NotFusable`: by configuration and classes alone, so all ranks come to the same answer.
+    """
     check_fusable(model)
     config = model.config.get_text_config()
     body, offset = model.model, _OFFSETS[type(model).__name__]
@@ -120,21 +126,21 @@ def _activation(config: Any) -> Any:
 def _layer(layer: Any, config: Any, offset: float, rope: dict[str, Any]) -> LayerAnatomy:
     attention, mlp = layer.self_attn, layer.mlp
     dim = int(attention.head_dim)
-    parts = [_matrix(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    query, key = _matrix(attention.q_proj), _matrix(attention.k_proj)
     kind = _layer_type(config, int(attention.layer_idx))
     window = getattr(config, "sliding_window", None) if kind != "full_attention" else None
     gemma = offset == 1.0  # its layers have four norms
     before_mlp = layer.pre_feedforward_layernorm if gemma else layer.post_attention_layernorm
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return LayerAnatomy(
-        qkv=_stack(parts), out=_matrix(attention.o_proj),
-        gate_up=_stack([_matrix(mlp.gate_proj), _matrix(mlp.up_proj)]), down=_matrix(mlp.down_proj),
+        query=query, key=key, value=_matrix(attention.v_proj), out=_matrix(attention.o_proj),
+        gate=_matrix(mlp.gate_proj), up=_matrix(mlp.up_proj), down=_matrix(mlp.down_proj),
         input_norm=_norm(layer.input_layernorm, offset), mlp_norm=_norm(before_mlp, offset),
         query_norm=None if query_norm is None else _norm(query_norm, offset),
         key_norm=None if key_norm is None else _norm(key_norm, offset),
         after_attention=_norm(layer.post_attention_layernorm, offset) if gemma else None,
         after_mlp=_norm(layer.post_feedforward_layernorm, offset) if gemma else None,
-        num_heads=len(parts[0].weight) // dim, num_kv_heads=len(parts[1].weight) // dim, head_dim=dim,
+        num_heads=len(query.weight) // dim, num_kv_heads=len(key.weight) // dim, head_dim=dim,
         window=int(window or 0), scaling=float(attention.scaling), rope=kind if kind in rope else "",
     )  # fmt: skip
 
@@ -171,11 +177,3 @@ def _matrix(module: Any) -> Matrix:
     if type(module) is not nn.Linear:
         raise NotFusable(f"a {type(module).__name__} stands where a linear layer is expected")
     return Matrix(module.weight.detach(), None if module.bias is None else module.bias.detach())
-
-
-def _stack(parts: list[Matrix]) -> Matrix:
-    """One matrix for layers that read the same input."""
-    weight = torch.cat([p.weight for p in parts])
-    if all(p.bias is None for p in parts):
-        return Matrix(weight, None)
-    return Matrix(weight, torch.cat([torch.zeros(len(p.weight)) if p.bias is None else p.bias for p in parts]))

@@ -32,6 +32,10 @@ class NativeAttention:
         """Copy whole pages in every layer; `copies` [num_copies, 2] int32 (from, to)."""
         self._kv.copy_pages(copies)
 
+    def move_slots(self, moves: np.ndarray) -> None:
+        """Move single tokens in every layer; `moves` [num_moves, 2] int32 slots (from, to), one after another."""
+        self._kv.move_slots(moves)
+
     def plan(self, step: StepInput) -> NativePlan:
         """What the layers of one step share."""
         return NativePlan(self, NativeStep(step, self._kv.page_tokens))
@@ -43,7 +47,7 @@ class NativeAttention:
         """Write keys and values [rows, kv heads, dim], attend with query [rows, heads, dim] -> as query."""
         out = torch.empty_like(query)
         num_threads = torch.get_num_threads()
-        partials = torch.empty(step.partial_floats(heads.num_heads, heads.num_kv_heads, heads.head_dim, num_threads))
+        partials = torch.empty(step.partial_floats(heads, num_threads))
         library().paged_attention(
             self._views[layer], heads, step.args, query.data_ptr(), key.data_ptr(), value.data_ptr(),
             out.data_ptr(), partials.data_ptr(), num_threads,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from actors.engine.native.anatomy import Anatomy, LayerAnatomy, Matrix, dissect
+from actors.engine.native.anatomy import Anatomy, LayerAnatomy, Matrix
 from actors.engine.native.exchange import Exchange
 from actors.engine.native.kv import NativeKV
 from actors.engine.native.library import (
@@ -20,7 +21,7 @@ from actors.engine.native.library import (
     WorkspaceArgs,
     address,
     library,
-)  # fmt: skip
+)
 from actors.engine.native.step import NativeStep
 from actors.engine.native.weights import PackedWeight, pack_weight
 from actors.engine.step import StepInput
@@ -31,19 +32,26 @@ class RankLate(RuntimeError):
     """Another rank did not come to a sum in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """Addresses of a rotation's tables, and how many dimensions of a head they turn."""
+
+    cosine: int
+    sine: int
+    width: int
+
+
 class FusedRunner:
-    """The `ModelRunner` of a model that `dissect` knows. Takes the model over: its weights are packed and freed.
+    """The `ModelRunner` of a model that was taken apart. Its weights are copied as they are packed, layer by layer.
 
     Several ranks share the output head, too: every rank needs to know which rows' logits are wanted.
     """
 
     shares_head = True
 
-    def __init__(self, model: Any, spec: ModelSpec, exchange: Exchange | None = None) -> None:
-        """Raises `NotFusable` (the model is untouched then) and `KernelBuildError`."""
+    def __init__(self, anatomy: Anatomy, spec: ModelSpec, exchange: Exchange | None = None) -> None:
+        """`exchange` where there are several ranks. Raises `KernelBuildError`."""
         self._library = library()
-        limit = spec.max_context_tokens or int(model.config.get_text_config().max_position_embeddings)
-        anatomy = dissect(model, limit)
         self.num_pages = spec.num_pages
         self.vocab_size = len(anatomy.head.weight)
         self._page_tokens = spec.page_tokens
@@ -56,10 +64,12 @@ class FusedRunner:
         self._scratch_bytes = 0
         self._partials = torch.empty(0)
         self._layers = (LayerArgs * len(anatomy.layers))()
-        rope = {key: (self._hold(c), self._hold(s)) for key, (c, s) in anatomy.rope.items()}
+        rope = {
+            key: _Rope(self._hold(cosine), self._hold(sine), 2 * cosine.shape[1])
+            for key, (cosine, sine) in anatomy.rope.items()
+        }
         for index, layer in enumerate(anatomy.layers):
-            self._layers[index] = self._layer(layer, index, spec.weights, rope)
-            anatomy.layers[index] = None  # type: ignore[call-overload]  # lets go of the stacked copies
+            self._layers[index] = self._layer(layer, index, spec.weights, rope[layer.rope])
         embedding = anatomy.embedding
         if embedding.dtype not in (torch.float32, torch.bfloat16):
             embedding = embedding.float()
@@ -67,9 +77,8 @@ class FusedRunner:
         mine = slice(0, self.vocab_size) if exchange is None else slice(*parts[exchange.rank : exchange.rank + 2])
         head = self._pack(_rows(anatomy.head, mine), head_kind(spec.weights))
         self._head_parts = np.array(parts, np.int32)
-        self.num_weight_bytes = sum(w.num_bytes for w in self._weights)
         self._model = ModelArgs(
-            len(self._layers), anatomy.hidden, 0, anatomy.activation,
+            len(self._layers), anatomy.hidden, anatomy.activation,
             spec.num_threads or torch.get_num_threads(),
             KV_KINDS["float32" if embedding.dtype == torch.float32 else "bfloat16"],
             anatomy.epsilon, anatomy.embedding_scale, self._layers, self._hold(embedding),
@@ -85,6 +94,8 @@ class FusedRunner:
 
         Raises `RankLate` when another rank hangs.
         """
+        if len(step.moves):
+            self.kv.move_slots(step.moves)
         if len(step.copies):
             self.kv.copy_pages(step.copies)
         if len(step.input_ids) > self._workspace_rows:
@@ -97,15 +108,16 @@ class FusedRunner:
             raise RankLate("another tensor-parallel rank did not come to a sum in time")
         return logits
 
-    def _layer(self, layer: LayerAnatomy, index: int, weights: str, rope: dict[str, tuple[int, int]]) -> LayerArgs:
-        cosine, sine = rope[layer.rope]
+    def _layer(self, layer: LayerAnatomy, index: int, weights: str, rope: _Rope) -> LayerArgs:
+        qkv, gate_up = (layer.query, layer.key, layer.value), (layer.gate, layer.up)
         optional = (layer.query_norm, layer.key_norm, layer.after_attention, layer.after_mlp)
         return LayerArgs(
-            *(self._pack(m, weights) for m in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+            self._pack(_stack(*qkv), weights), self._pack(layer.out, weights),
+            self._pack(_stack(*gate_up), weights), self._pack(layer.down, weights),
             self._hold(layer.input_norm), self._hold(layer.mlp_norm),
-            *(None if t is None else self._hold(t) for t in optional), cosine, sine,
+            *(None if t is None else self._hold(t) for t in optional), rope.cosine, rope.sine,
             HeadsArgs(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.scaling),
-            layer.head_dim, self.kv.args(index),
+            rope.width, self.kv.args(index),
         )  # fmt: skip
 
     def _pack(self, matrix: Matrix, kind: str) -> Any:
@@ -124,15 +136,12 @@ class FusedRunner:
         """Floats per row of the workspace's buffers, in the order of `Workspace`."""
         layers, hidden = anatomy.layers, anatomy.hidden
         return [
-            hidden, hidden, max(len(n.qkv.weight) for n in layers),
-            max(n.num_heads * n.head_dim for n in layers), max(len(n.gate_up.weight) for n in layers), hidden,
+            hidden, hidden, max((n.num_heads + 2 * n.num_kv_heads) * n.head_dim for n in layers),
+            max(n.num_heads * n.head_dim for n in layers), max(2 * len(n.gate.weight) for n in layers), hidden,
         ]  # fmt: skip
 
     def _reserve_partials(self, native: NativeStep) -> None:
-        need = max(
-            native.partial_floats(h.num_heads, h.num_kv_heads, h.head_dim, self._model.num_threads)
-            for h in self._kinds_of_heads
-        )
+        need = max(native.partial_floats(heads, self._model.num_threads) for heads in self._kinds_of_heads)
         if need > self._partials.numel():
             self._partials = torch.empty(need)
             self._workspace.partials = self._partials.data_ptr()
@@ -146,17 +155,24 @@ class FusedRunner:
         return WorkspaceArgs(*map(address, self._buffers))
 
 
-def exchange_capacity(model: Any, spec: ModelSpec) -> int:
+def exchange_capacity(anatomy: Anatomy, spec: ModelSpec) -> int:
     """Floats of the largest partial result: all rows of a pass, or one row of a rank's part of the vocabulary."""
-    hidden = int(model.config.get_text_config().hidden_size)
-    vocab = len(model.get_output_embeddings().weight)
-    return max(spec.max_batch_tokens * hidden, vocab // spec.tensor_parallel_size + LANES)
+    vocab = len(anatomy.head.weight)
+    return max(spec.max_batch_tokens * anatomy.hidden, vocab // spec.tensor_parallel_size + LANES)
 
 
 def _parts(vocab: int, num_ranks: int) -> list[int]:
     """Where each rank's part of the vocabulary starts, and the end: even to 16."""
     blocks = -(-vocab // LANES)
     return [min(LANES * (blocks * rank // num_ranks), vocab) for rank in range(num_ranks)] + [vocab]
+
+
+def _stack(*parts: Matrix) -> Matrix:
+    """One matrix for layers that read the same input."""
+    weight = torch.cat([p.weight for p in parts])
+    if all(p.bias is None for p in parts):
+        return Matrix(weight, None)
+    return Matrix(weight, torch.cat([torch.zeros(len(p.weight)) if p.bias is None else p.bias for p in parts]))
 
 
 def _rows(matrix: Matrix, rows: slice) -> Matrix:

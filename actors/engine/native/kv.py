@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
-from actors.engine.native.library import KV_KINDS, LANES, KVArgs, address
+from actors.engine.native.library import KV_KINDS, LANES, KVArgs, address, library
 
 MOST_PAGE_TOKENS = 256
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -54,6 +56,12 @@ class NativeKV:
         for stores in self._stores:
             for store in stores:
                 store[pages[:, 1]] = store[pages[:, 0]]
+
+    def move_slots(self, moves: np.ndarray) -> None:
+        """Move single tokens in every layer; `moves` [num_moves, 2] int32 slots (from, to), one after another."""
+        flat = np.ascontiguousarray(moves, np.int32)
+        for layer in range(len(self.geometry)):
+            library().kv_move(ctypes.byref(self.args(layer)), self.page_tokens, address(flat), len(flat))
 
     @property
     def num_bytes(self) -> int:

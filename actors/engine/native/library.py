@@ -18,7 +18,6 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 LANES = 16
 INT4_GROUP = 32
 GROUP_ROWS = 8
-CHUNK_TOKENS = 256
 
 
 class LinearArgs(Structure):
@@ -46,6 +45,7 @@ class StepArgs(Structure):
         ("num_rows", c_int32), ("num_logits", c_int32), ("num_groups", c_int32), ("page_tokens", c_int32),
         ("input_ids", c_void_p), ("positions", c_void_p), ("slots", c_void_p), ("pages", c_void_p),
         ("logit_rows", c_void_p), ("group_rows", c_void_p), ("group_pages", c_void_p),
+        ("forks", c_void_p), ("tails", c_void_p), ("tail_slots", c_void_p),
     ]  # fmt: skip
 
 
@@ -91,8 +91,8 @@ class ModelArgs(Structure):
     """`Model`."""
 
     _fields_ = [
-        ("num_layers", c_int32), ("hidden", c_int32), ("inner", c_int32), ("activation", c_int32),
-        ("num_threads", c_int32), ("embedding_kind", c_int32), ("epsilon", c_float), ("embedding_scale", c_float),
+        ("num_layers", c_int32), ("hidden", c_int32), ("activation", c_int32), ("num_threads", c_int32),
+        ("embedding_kind", c_int32), ("epsilon", c_float), ("embedding_scale", c_float),
         ("layers", POINTER(LayerArgs)), ("embedding", c_void_p), ("final_norm", c_void_p), ("head", LinearArgs),
         ("head_parts", c_void_p), ("logit_cap", c_float), ("exchange", POINTER(ExchangeArgs)),
     ]  # fmt: skip
@@ -120,6 +120,10 @@ def library() -> Any:
     lib.paged_attention.argtypes = [
         POINTER(KVArgs), POINTER(HeadsArgs), POINTER(StepArgs), *[c_void_p] * 5, c_int32,
     ]  # fmt: skip
+    lib.kv_move.restype = None
+    lib.kv_move.argtypes = [POINTER(KVArgs), c_int32, c_void_p, c_int32]
+    lib.partial_floats.restype = c_int64
+    lib.partial_floats.argtypes = [POINTER(HeadsArgs), POINTER(StepArgs), c_int32]
     for move in (lib.channel_send, lib.channel_receive):
         move.restype = c_int32
         move.argtypes = [POINTER(ChannelArgs), c_void_p, c_int64]

@@ -4,35 +4,56 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.engine.native.library import CHUNK_TOKENS, GROUP_ROWS, LANES, StepArgs, address
-from actors.engine.step import StepInput
+from actors.engine import tree
+from actors.engine.native.library import GROUP_ROWS, HeadsArgs, StepArgs, address, library
+from actors.engine.step import Int32s, StepInput
 
 
 class NativeStep:
     """Holds the arrays that `args` points to. Rows of a sequence are cut into groups that share its pages' loads."""
 
     def __init__(self, step: StepInput, page_tokens: int) -> None:
-        counts = -(-np.diff(step.cu_query) // GROUP_ROWS)  # groups of each sequence
-        sequence = np.repeat(np.arange(len(counts)), counts)
-        first = np.cumsum(counts) - counts
-        within = np.arange(len(sequence)) - first[sequence]
-        starts = step.cu_query[sequence] + GROUP_ROWS * within
-        group_rows = np.append(starts, len(step.input_ids)).astype(np.int32)
+        if len(step.input_ids) == len(step.kv_len):  # a row, and so a group, of each sequence
+            group_rows, group_pages = step.cu_query, step.cu_pages[:-1]
+        else:
+            group_rows, group_pages = _groups(step)
         self._arrays = [
             np.ascontiguousarray(a, np.int32)
             for a in (
-                step.input_ids, step.positions, step.slots, step.pages, step.logit_rows, group_rows,
-                step.cu_pages[sequence],
+                step.input_ids, step.positions, step.slots, step.pages, step.logit_rows, group_rows, group_pages
             )
-        ]  # fmt: skip
-        self._num_chunks = -(-int(step.kv_len.max()) // CHUNK_TOKENS)
+        ]
+        if len(step.parents):
+            self._arrays += _trees(step)
         self.args = StepArgs(
-            len(step.input_ids), len(step.logit_rows), len(sequence), page_tokens, *map(address, self._arrays)
+            len(step.input_ids), len(step.logit_rows), len(group_pages), page_tokens, *map(address, self._arrays)
         )
 
-    def partial_floats(self, num_heads: int, num_kv_heads: int, head_dim: int, num_threads: int) -> int:
+    def partial_floats(self, heads: HeadsArgs, num_threads: int) -> int:
         """Scratch that `attend` needs where chunks of few rows are shared out to threads (`src/attention.c`)."""
-        if num_threads == 1 or self.args.num_groups * num_kv_heads >= 4 * num_threads or self._num_chunks == 1:
-            return 0
-        rows: int = self.args.num_rows
-        return rows * num_heads * self._num_chunks * (-(-head_dim // LANES) + 1) * LANES
+        return int(library().partial_floats(heads, self.args, num_threads))
+
+
+def _groups(step: StepInput) -> tuple[Int32s, Int32s]:
+    """First row of each group, and the end; where the pages of each group's sequence begin."""
+    counts = -(-np.diff(step.cu_query) // GROUP_ROWS)  # groups of each sequence
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    within = np.arange(len(sequence)) - first[sequence]
+    starts = step.cu_query[sequence] + GROUP_ROWS * within
+    return np.append(starts, len(step.input_ids)).astype(np.int32), step.cu_pages[sequence]
+
+
+def _trees(step: StepInput) -> list[Int32s]:
+    """`forks`, `tails` and `tail_slots` as in `outrider.h`; nothing if no row of the step needs them."""
+    limbs = tree.limbs(step)
+    if not limbs:
+        return []
+    forks = np.full(len(step.input_ids), np.iinfo(np.int32).max, np.int32)
+    tails = np.zeros(len(step.input_ids), np.int32)
+    num_listed = 0
+    for limb in limbs:
+        own = limb.rows[limb.first :]
+        forks[own], tails[own] = limb.fork, num_listed
+        num_listed += len(limb.rows)
+    return [forks, tails, step.slots[np.concatenate([limb.rows for limb in limbs])]]

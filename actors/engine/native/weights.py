@@ -29,11 +29,6 @@ class PackedWeight:
         )  # fmt: skip
 
     @property
-    def num_bytes(self) -> int:
-        """What one pass reads."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
-
-    @property
     def bytes_per_row(self) -> int:
         """Scratch memory of one quantised row (`row_bytes` in `src/matmul.c`, or more)."""
         if self.kind in ("fp32", "bf16"):

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from actors.build import build_runner
+from actors.engine.native.build import KernelBuildError
 from actors.engine.step import ModelRunner
 from actors.loading.checkpoint import load_config, load_model, max_context_tokens
 from actors.spec import ModelSpec
@@ -63,14 +64,9 @@ class Models:
         self._runners: dict[tuple[str, Kind], ModelRunner] = {}
 
     def spec(self, role: str, kind: Kind) -> ModelSpec:
-        """Spec of "target" or "draft" in this kind. Raises `KindRefused` for a KV type the engine does not know."""
+        """Spec of "target" or "draft" in this kind."""
         spec = replace(self._specs[role], weights=kind.weights, dtype=kind.dtype)
-        if kind.kv_dtype is None:
-            return spec
-        try:
-            return replace(spec, kv_dtype=kind.kv_dtype)
-        except TypeError:
-            raise KindRefused("this engine has no int8 KV cache (kv_dtype)") from None
+        return spec if kind.kv_dtype is None else replace(spec, kv_dtype=kind.kv_dtype)
 
     def runner(self, role: str, kind: Kind) -> ModelRunner:
         """Loaded at the first call. Raises `KindRefused`."""
@@ -79,9 +75,9 @@ class Models:
             spec = self.spec(role, kind)
             try:
                 self._runners[key] = build_runner(spec)
-            except (ValueError, NotImplementedError, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise KindRefused(f"no memory left for another copy of the model ({spec.device})") from error
+            except torch.OutOfMemoryError as error:
+                raise KindRefused(f"no memory left for another copy of the model ({spec.device})") from error
+            except (ValueError, KernelBuildError) as error:
                 raise KindRefused(" ".join(str(error).split())[:300]) from error
         return self._runners[key]
 

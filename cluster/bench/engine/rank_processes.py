@@ -19,6 +19,7 @@ from typing import Self
 from actors.messages import Ids
 from actors.ranks import RankWorker, Rendezvous
 from actors.spec import ModelSpec
+from actors.verifier import Verifier
 from cluster.bench.engine.decode import Decoded, decode
 from cluster.bench.quiet import quiet_transformers
 
@@ -37,7 +38,9 @@ class MeasuredRank(RankWorker):
 
     def decode(self, prompts: Sequence[Ids], num_tokens: int) -> Decoded:
         """See `cluster.bench.engine.decode`; rank 0 only."""
-        return decode(self._leader(), prompts, num_tokens)
+        leader = self._leader()
+        assert isinstance(leader, Verifier)  # no tiers inline
+        return decode(leader, prompts, num_tokens)
 
 
 class RankProcesses:

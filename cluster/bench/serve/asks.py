@@ -39,6 +39,9 @@ class Figures:
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_recovered: int = 0
+    accepted_by_tier: Mapping[int, int] = field(default_factory=dict)
+    overlapped: Mapping[str, int] = field(default_factory=dict)  # rounds by what became of drafts for their outcomes
     model_s: float = 0.0
     control_s: float = 0.0
     control_round_p50_s: float = 0.0

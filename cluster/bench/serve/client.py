@@ -52,8 +52,9 @@ def figures(finish: pb.Finish) -> Figures:
         num_prompt_tokens=usage.prompt_tokens, num_completion_tokens=usage.completion_tokens,
         target_cached_tokens=usage.cached_tokens if usage.HasField("cached_tokens") else None,
         cached_tokens=dict(found.num_cached_prompt_tokens_by_tier), num_rounds=found.num_rounds,
-        num_drafted=found.num_drafted, num_accepted=found.num_accepted, model_s=found.model_s,
-        control_s=found.control_s, control_round_p50_s=found.control_round_p50_s,
+        num_drafted=found.num_drafted, num_accepted=found.num_accepted, num_recovered=found.num_recovered,
+        accepted_by_tier=dict(found.num_accepted_by_tier), overlapped=dict(found.num_overlapped_by_outcome),
+        model_s=found.model_s, control_s=found.control_s, control_round_p50_s=found.control_round_p50_s,
         num_degraded=found.num_degraded_rounds,
     )
 
@@ -82,14 +83,18 @@ async def stubs(address: str, count: int = NUM_CHANNELS) -> AsyncIterator[list[A
             await channel.close(None)
 
 
-async def send(stub: Any, ask: Ask, due_s: float) -> Outcome:
-    """One request to its end. Raises nothing for what a server may do."""
+async def send(stub: Any, ask: Ask, due_s: float, application: str | None = None) -> Outcome:
+    """One request to its end. Raises nothing for what a server may do.
+
+    `application`: which one of several that Serve runs; None: the only one.
+    """
     times: list[float] = []
     counts: list[int] = []
     texts: list[str] = []
     finish: pb.Finish | None = None
     status, detail = LOST, "the stream ended without its last chunk"
-    call = stub.GenerateStream(message(ask), timeout=ask.timeout_s)
+    metadata = None if application is None else (("application", application),)
+    call = stub.GenerateStream(message(ask), timeout=ask.timeout_s, metadata=metadata)
     try:
         async with asyncio.timeout(ask.timeout_s + GRACE_S):
             async for chunk in call:
@@ -117,7 +122,8 @@ async def send(stub: Any, ask: Ask, due_s: float) -> Outcome:
 
 
 async def closed_loop(
-    address: str, asks: Iterable[Ask], num_streams: int, on_outcome: OnOutcome, duration_s: float | None = None
+    address: str, asks: Iterable[Ask], num_streams: int, on_outcome: OnOutcome, duration_s: float | None = None,
+    application: str | None = None,
 ) -> None:
     """`num_streams` clients, each of which sends its next request when the last one has ended.
 
@@ -132,7 +138,7 @@ async def closed_loop(
                 ask = next(rest, None)
                 if ask is None:
                     return
-                outcome = await send(stub, ask, time.monotonic())
+                outcome = await send(stub, ask, time.monotonic(), application)
                 on_outcome(outcome)
                 if outcome.status not in (OK, LEFT):
                     await asyncio.sleep(0.2)  # a refused client comes back, but not in a busy loop

@@ -28,6 +28,7 @@ class Closed:
     asks: Sequence[Ask]
     num_streams: int
     duration_s: float | None = None
+    application: str | None = None  # of several that Serve runs; None: the only one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +84,4 @@ def _main(address: str, load: Closed | Open, pipe: Connection) -> None:
 
 async def _closed(address: str, load: Closed, pipe: Connection) -> None:
     asks = load.asks if load.duration_s is None else itertools.cycle(load.asks)
-    await closed_loop(address, asks, load.num_streams, pipe.send, load.duration_s)
+    await closed_loop(address, asks, load.num_streams, pipe.send, load.duration_s, load.application)

@@ -37,6 +37,7 @@ class Service:
     config: Config | None = None
     pools: Callable[[], list[PoolState]] | None = None
     processes: Callable[[], Sequence[psutil.Process]] | None = None
+    application: str | None = None  # of several that Serve runs there; None: the only one
 
 
 def serve_pools(config: Config, application: str) -> Callable[[], list[PoolState]]:
@@ -45,7 +46,7 @@ def serve_pools(config: Config, application: str) -> Callable[[], list[PoolState
 
     handles: list[tuple[str, Any]] = [
         (tier.name, serve.get_deployment_handle(f"tier{index}-{tier.name}", application))
-        for index, tier in enumerate(config.tiers)
+        for index, tier in enumerate(config.tiers) if not tier.inline
     ]
 
     def read() -> list[PoolState]:

@@ -23,9 +23,15 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
     error: tuple[grpc.StatusCode, str] | None = None
     num_drafted: int = 4
     hang: bool = False
+    model: str = "builtin:smollm2"
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     address: str = ""
+
+    def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(tiers=[pb.TierInfo(name="target", model=self.model)])
 
     def GenerateStream(
         self, request: pb.GenerateRequest, context: grpc.ServicerContext

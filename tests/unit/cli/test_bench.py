@@ -36,6 +36,9 @@ from tests.unit.cli.conftest import Scripted
     (["engine", "--reduction", "slow"], "choose fast or fixed"),
     (["serve", "--lookahead", "2", "--no-speculation"], "contradict"),
     (["serve", "nowhere.yaml"], "no such file or preset"),
+    (["ladder", "--only", "synk"], "choose from sync"),
+    (["ladder", "--lookaheads", "3,x"], "write e.g. --lookaheads 1,2,5"),
+    (["ladder", "--plot", "x.docx"], "give a file name that ends in"),
 ])
 def test_a_mistake_is_one_line(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments])

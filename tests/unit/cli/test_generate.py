@@ -30,6 +30,16 @@ def test_text_goes_to_stdout_alone_and_figures_to_stderr(server: Scripted) -> No
     assert "MAT 1.50" in result.stderr
 
 
+def test_an_emulated_service_is_named_so_beside_its_figures(server: Scripted) -> None:
+    assert "EMULATED" not in generate(server, "hi").stderr
+    assert json.loads(generate(server, "hi", "--json").stdout)["emulated"] is False
+    server.model = "emulated:builtin:smollm2"
+    result = generate(server, "hi")
+    assert "EMULATED devices, no model ran" in result.stderr
+    assert result.stdout == "Hello ✓\n"
+    assert json.loads(generate(server, "hi", "--json").stdout)["emulated"] is True
+
+
 def test_options_reach_the_request_and_absent_ones_stay_absent(server: Scripted) -> None:
     generate(server, "hi", "--system", "be kind", "--temperature", "0.5", "--seed", "7", "--lookahead", "3",
              "--stop", "a", "--stop", "b", "--max-tokens", "9")  # fmt: skip

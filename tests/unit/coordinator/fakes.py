@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.messages import Context, Draft, DraftShape, Ids, Origin, Verdict
+from actors.messages import AheadPlan, Branch, Context, Draft, DraftShape, Enumeration, Ids, Origin, Verdict
 from actors.sampling.params import SamplingParams
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, GenerationRequest, TokenEvent
 from cluster.coordinator.settings import CoordinatorSettings
-from cluster.coordinator.tier import NO_TOKENS, DraftHandle, DraftLost, NoReplica, PoolFull, ReplicaLost
+from cluster.coordinator.tier import (
+    NO_TOKENS,
+    DraftHandle,
+    DraftLost,
+    EnumerationHandle,
+    NoReplica,
+    NoRoom,
+    PoolFull,
+    ReplicaLost,
+)
 
 VOCAB = 97
 PROMPT = (5, 11, 2)
@@ -74,10 +84,29 @@ class FakeHandle:
 
 
 @dataclass
+class FakeEnumeration:
+    outcome: asyncio.Future[Enumeration]
+
+    async def fetch(self) -> Enumeration:
+        return await self.outcome
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a verify pass: the tokens before it, and what it came to."""
+
+    prefix: tuple[int, ...]
+    verdict: Verdict
+
+
+@dataclass
 class FakeTier:
     index: int
     model: Model
     faults: Faults = no_faults
+    pass_ticks: int = 0  # of the event loop, for a verify pass
+    pauses: random.Random | None = None  # answers come after random numbers of ticks; None: at once
+    outcomes: dict[int, Outcome] = field(default_factory=dict)  # by round
     num_replicas: int = 1000
     open: int = 0
     num_leases: int = 0
@@ -89,6 +118,17 @@ class FakeTier:
     violations: list[str] = field(default_factory=list)  # exceptions below the target are forgiven
     told: list[tuple[int, ...]] = field(default_factory=list)  # the tokens that came with each search for a lease
     kept: list[tuple[int, ...]] = field(default_factory=list)  # what each replica may keep when it is given back
+
+    async def compute(self) -> None:
+        """A verify pass."""
+        for _ in range(self.pass_ticks):
+            await asyncio.sleep(0)
+        await self.pause()
+
+    async def pause(self) -> None:
+        """Let others go first, sometimes."""
+        for _ in range(self.pauses.choice((0, 0, 1, 3, 10, 40)) if self.pauses else 0):
+            await asyncio.sleep(0)
 
     async def lease(
         self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
@@ -178,6 +218,74 @@ class FakeLease:
         ))
         return FakeHandle(future)
 
+    def enumerate(
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
+    ) -> FakeEnumeration:
+        """Branches for each number of accepted tokens, with the model's own token or another guess."""
+        return FakeEnumeration(asyncio.ensure_future(self._enumerate(context, draft, verify_round, plan)))
+
+    async def _enumerate(
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
+    ) -> Enumeration:
+        fault = self.tier.faults("enumerate")
+        if fault == "raise":
+            raise RuntimeError("broken")
+        if fault == "die" or self.dead:
+            self.dead = True
+            raise ReplicaLost(self.replica_id)
+        if fault == "stall":
+            await asyncio.sleep(3600)
+        if fault == "forget":
+            self.held = None
+        if fault == "error":
+            return Enumeration(verify_round, error="out of pages")
+        prefix = self._accept(context)
+        if prefix is None:
+            return Enumeration(verify_round, prefix_missing=True)
+        given = draft if isinstance(draft, Draft) else await draft.fetch()
+        await self.tier.pause()
+        chain = [int(t) for t in given.tokens]
+        branches: list[Branch] = []
+        for node in range(-1, len(chain)):
+            path = (*prefix, *chain[: node + 1])
+            own = self.tier.model(path)
+            guesses = [own, (own - 1) % VOCAB][: plan.num_guesses]
+            for guess in [g for g in guesses if node + 1 == len(chain) or g != chain[node + 1]]:
+                tokens: list[int] = []
+                room = plan.max_total_tokens - len(path) - 2
+                for _ in range(min(plan.shape.num_tokens, room)):
+                    tokens.append(self.tier.model((*path, guess, *tokens)))
+                if tokens:
+                    branches.append(Branch(node, guess, Draft(np.array(tokens, np.int32), tier=self.tier.index)))
+        return Enumeration(verify_round, tuple(branches[-plan.num_branches :]), self.tier.index, seconds=0.001)
+
+    async def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Verdict:
+        assert isinstance(enumeration, FakeEnumeration)
+        given = enumeration.outcome.result()
+        fault = self.tier.faults("verify_ahead")
+        if self.dead or fault == "die":
+            self.dead = True
+            raise ReplicaLost(self.replica_id)
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        missed = Verdict(np.empty(0, np.int32), 0, 0, Origin.PLAIN, tier=self.tier.index, missed=True)
+        for _ in range(1000):
+            if verify_round in self.tier.outcomes:
+                break
+            await asyncio.sleep(0)
+        outcome = self.tier.outcomes.get(verify_round)
+        branch = outcome and given.find(outcome.verdict.last_node, int(outcome.verdict.tokens[-1]))
+        if fault == "miss" or outcome is None or branch is None:
+            return missed
+        if fault == "error":
+            return Verdict(missed.tokens, 0, 0, Origin.PLAIN, error="NaN logits")
+        await self.tier.compute()
+        if self.released or self.tier.last_round > round:
+            return missed  # closed, or another call came first
+        self.tier.last_round = round
+        self.held = (*outcome.prefix, *(int(t) for t in outcome.verdict.tokens))
+        return self._decide(round, self.held, [branch.draft])
+
     def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Awaitable[Verdict]:
         return self._verify(context, drafts)
 
@@ -203,14 +311,22 @@ class FakeLease:
             self.held = None
         if fault == "revoke":
             self.revoked = True
+        if fault == "full":
+            raise NoRoom(self.replica_id)
         if fault == "error":
             return Verdict(nothing.tokens, 0, 0, Origin.PLAIN, error="NaN logits")
+        if fault == "reject":
+            return Verdict(nothing.tokens, 0, 0, Origin.PLAIN, error="99 tokens exceed it", rejected=True)
         prefix = self._accept(context)
         if fault == "die_after":
             self.dead = True
             raise ReplicaLost(self.replica_id)
         if prefix is None:
             return Verdict(nothing.tokens, 0, 0, Origin.PLAIN, prefix_missing=True)
+        await self.tier.compute()
+        return self._decide(context.round, prefix, pieces)
+
+    def _decide(self, round: int, prefix: tuple[int, ...], pieces: list[Draft]) -> Verdict:
         draft_ids = [int(t) for piece in pieces for t in piece.tokens]
         tiers = tuple(piece.tier for piece in pieces for _ in piece.tokens)
         tokens: list[int] = []
@@ -221,12 +337,14 @@ class FakeLease:
         full = len(tokens) == len(draft_ids) + 1
         last = Origin.RECOVERED if not full else Origin.BONUS if draft_ids else Origin.PLAIN
         errors = [piece.error for piece in pieces if piece.error]
-        return Verdict(
+        verdict = Verdict(
             np.array(tokens, np.int32), len(tokens) - 1, len(draft_ids), last, self.tier.index, tiers,
             draft_error=errors[0] if errors else None, draft_seconds=0.001, verify_seconds=0.002,
             draft_model_seconds=sum(piece.model_seconds for piece in pieces), verify_model_seconds=0.001,
             num_cached_tokens=1,
         )
+        self.tier.outcomes[round] = Outcome(prefix, verdict)
+        return verdict
 
     async def release(self, held: Ids | None = None) -> None:
         if not self.released:

@@ -117,6 +117,38 @@ def test_an_error_of_the_target_is_one_clear_failure(fault: str, message: str) -
         run(make_request(N, 4), tiers)
 
 
+def test_what_the_target_can_never_serve_is_the_requests_fault() -> None:
+    tiers = make_tiers(90)
+    tiers[1].faults = script(verify={0: "reject"})
+    with pytest.raises(GenerationFailed, match="99 tokens exceed it") as failed:
+        run(make_request(N, 4), tiers)
+    assert failed.value.code is FailureCode.INVALID
+
+
+def test_a_target_without_room_for_a_call_is_left_for_another() -> None:
+    tiers = make_tiers(90)
+    tiers[1].faults = script(verify={2: "full"})
+    ids, finish = run(make_request(N, 4), tiers)
+    assert ids == alone(N)
+    assert finish.figures.lease_moves == 1
+
+
+def test_a_middle_tier_without_room_for_a_call_is_done_without() -> None:
+    tiers = make_tiers(90, 90)
+    tiers[1].faults = script(verify={1: "full", 3: "full"})
+    ids, _ = run(make_request(N, 4), tiers, (8,))
+    assert ids == alone(N)
+
+
+def test_targets_that_stay_without_room_are_exhaustion_not_loss() -> None:
+    tiers = make_tiers(90)
+    calls = iter(range(1000))
+    tiers[1].faults = lambda kind: "full" if kind == "verify" and next(calls) > 2 else None
+    with pytest.raises(GenerationFailed, match="every replica of the target model is full") as failed:
+        run(make_request(N, 4), tiers)
+    assert failed.value.code is FailureCode.EXHAUSTED
+
+
 def test_no_target_in_time_is_exhaustion() -> None:
     tiers = make_tiers(90)
     tiers[1].faults = lambda kind: "none" if kind == "lease" else None

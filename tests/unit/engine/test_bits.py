@@ -11,6 +11,7 @@ import torch
 from actors.engine.step import ModelRunner
 from tests.models import ARCHITECTURES, tiny_model, tiny_runner
 from tests.tape import Tape
+from tests.unit.engine.test_tree import lineage
 
 pytestmark = pytest.mark.exactness
 
@@ -83,3 +84,48 @@ def test_paged_logits_agree_with_plain_transformers(architecture: str, kernels: 
         plain = tiny_model(architecture)(torch.from_numpy(ids).long()[None]).logits[0].float()
     paged = Tape(tiny_runner(architecture, kernels=kernels), 1, seed=8).feed(0, ids, 33)
     assert (plain - paged).abs().max() < 2e-4
+
+
+def tree_of(size: int, rng: np.random.Generator) -> np.ndarray:
+    """Parents of a random tree: bushy or stringy."""
+    near = int(rng.integers(1, 6))
+    return np.array([rng.integers(max(-1, row - near), row) for row in range(size)], np.int32)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path.values())))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_row_of_a_tree_has_the_bits_of_its_tokens_fed_as_a_chain(architecture: str, path: dict[str, Any]) -> None:
+    runner, page = tiny_runner(architecture, kv_tokens=1024, **path), path.get("page_tokens", 64)
+    check_trees(runner, page, (0, 3, 41, 63, 64, 130, 250, 255))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gpt2"])
+def test_a_trees_bits_do_not_depend_on_the_number_of_threads(architecture: str) -> None:
+    torch.set_num_threads(3)
+    try:
+        check_trees(tiny_runner(architecture, kv_tokens=1024, num_threads=3), 64, (250, 300))
+    finally:
+        torch.set_num_threads(1)
+
+
+def check_trees(runner: ModelRunner, page: int, lengths: tuple[int, ...]) -> None:
+    """Trees after contexts of `lengths` tokens, a part of which is fed in the same step, beside neighbours."""
+    for length in lengths:
+        rng = np.random.default_rng(length)
+        context, other = ids_of(runner, length, 0), ids_of(runner, 20, 1)
+        parents = tree_of(int(rng.integers(2, 40)), rng)
+        drafted = rng.integers(0, runner.vocab_size, len(parents)).astype(np.int32)
+        tape, late = Tape(runner, 3, length, page), int(rng.integers(0, min(length, 12) + 1))
+        tape.feed(0, context[: length - late], 50) if late < length else None
+        fed = np.concatenate([np.arange(-1, late - 1), parents + late]).astype(np.int32)
+        others = [np.arange(-1, 19), tree_of(20, rng)]
+        got = tape.run(
+            [(1, 0, other), (0, length - late, np.concatenate([context[length - late :], drafted])), (2, 0, other)],
+            [others[0], fed, others[1]],
+        )[20 + late : -20]
+        alone = Tape(runner, 1, 99, page)
+        alone.feed(0, context, 50) if length else None
+        for node in sorted(set(range(len(parents))) - set(parents.tolist())):
+            trail = lineage(parents, node)
+            chain = alone.run([(0, length, drafted[trail])])
+            assert torch.equal(got[trail], chain), f"node {node} after {length} tokens"

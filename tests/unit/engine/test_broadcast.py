@@ -73,6 +73,7 @@ def step_of(num_rows: int) -> StepInput:
         input_ids=rows + 5, positions=rows, slots=rows + 64, cu_query=np.array([0, num_rows], np.int32),
         kv_len=np.array([num_rows], np.int32), pages=np.arange(1, 3, dtype=np.int32),
         cu_pages=np.array([0, 2], np.int32), logit_rows=rows[-1:], copies=np.array([[1, 2], [3, 4]], np.int32),
+        moves=np.array([[70, 65], [71, 66], [80, 67]], np.int32), parents=rows // 2 - 1,
     )
 
 
@@ -95,7 +96,8 @@ def test_followers_run_the_same_steps_without_the_output_head(num_rows: int) -> 
     assert not thread.is_alive()
     assert not failures
     assert len(there.steps) == 3
-    for name in ("input_ids", "positions", "slots", "cu_query", "kv_len", "pages", "cu_pages", "copies"):
+    for name in ("input_ids", "positions", "slots", "cu_query", "kv_len", "pages", "cu_pages", "copies", "moves",
+                 "parents"):
         np.testing.assert_array_equal(getattr(there.steps[-1], name), getattr(step, name))
     assert len(there.steps[-1].logit_rows) == 0
     assert here.steps[-1] is step

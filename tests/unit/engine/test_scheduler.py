@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -127,6 +128,44 @@ def test_every_call_is_served_within_a_bound_whoever_comes_after_it(
             if chunk.end < old.end:
                 waiting[old.sequence_id] = Backlog(old.sequence_id, chunk.end, old.end, 0, old.arrival)
         assert all(step - since[name] <= bound for name in waiting)
+
+
+@settings(max_examples=150, deadline=None)
+@given(room=st.integers(1, 60), population=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), trees=st.floats(0, 1))
+def test_rows_that_must_not_be_cut_never_are_and_every_call_is_served_in_the_end(
+    room: int, population: int, seed: int, trees: float
+) -> None:
+    """Trees up to the size of a step, beside chains that are answered and called again for ever."""
+    rng = random.Random(seed)
+    share, waiting, since = FairShare(), dict[str, Backlog](), dict[str, int]()
+    for step in range(300):
+        for i in range(population):
+            if f"s{i}" not in waiting:
+                before, size = rng.randint(0, 3), rng.randint(1, room)
+                whole = before if rng.random() < trees else None
+                waiting[f"s{i}"] = Backlog(f"s{i}", 0, before + size, max(0, before - 1), step, whole)
+                since[f"s{i}"] = step
+        chunks = share.split(list(waiting.values()), room)
+        share.charge(chunks)
+        assert chunks and sum(c.num_rows for c in chunks) <= room
+        for chunk in chunks:
+            old = waiting.pop(chunk.sequence_id)
+            assert chunk.end == old.end or old.whole_from is None or chunk.end <= old.whole_from
+            if chunk.end < old.end:
+                waiting[chunk.sequence_id] = dataclasses.replace(old, start=chunk.end)
+        assert all(step - since[name] <= 6 * population + 6 for name in waiting)
+
+
+def test_a_tree_and_the_small_calls_that_leave_it_no_room_take_turns() -> None:
+    share, served = FairShare(), []
+    for step in range(6):
+        waiting = [Backlog(f"s{i}", 0, 3, 0, step) for i in range(3)]
+        waiting.append(Backlog("tree", 5, 15, 4, step, whole_from=5))
+        chunks = share.split(waiting, 12)
+        share.charge(chunks)
+        served.append(rows_of(chunks))
+    small = {"s0": 3, "s1": 3, "s2": 3}
+    assert served == [small, {"tree": 10, "s0": 2}] * 3
 
 
 @settings(max_examples=60, deadline=None)

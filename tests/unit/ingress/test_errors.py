@@ -20,6 +20,7 @@ CASES = [
     (BackPressureError(3, 3), grpc.StatusCode.RESOURCE_EXHAUSTED, "retry in 1 s"),
     (GenerationFailed("busy", FailureCode.EXHAUSTED), grpc.StatusCode.RESOURCE_EXHAUSTED, "busy"),
     (GenerationFailed("lost", FailureCode.UNAVAILABLE), grpc.StatusCode.UNAVAILABLE, "lost"),
+    (GenerationFailed("too long", FailureCode.INVALID), grpc.StatusCode.INVALID_ARGUMENT, "too long"),
     (GenerationFailed("NaN logits"), grpc.StatusCode.INTERNAL, "NaN logits"),
     (DeadlineExceeded(7), grpc.StatusCode.DEADLINE_EXCEEDED, "after 7 tokens: allow more time"),
     (TimeoutError(), grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed: allow more time"),

@@ -16,6 +16,8 @@ import pytest
 
 from actors.sampling import draw as draw_module
 from actors.sampling import laws as law_tools
+from actors.sampling import siblings as siblings_module
+from actors.sampling import tree as tree_module
 from actors.sampling import verify as verify_module
 from tests.unit.sampling.tables import remembered_processing
 
@@ -69,12 +71,13 @@ class Paths:
 
 
 def exact_law(run: Callable[[], Outcome]) -> dict[Outcome, float]:
-    """Law of `run()`, whose randomness comes from `draw` and `verify`."""
+    """Law of `run()`, whose randomness comes from drawing and verifying."""
     law: defaultdict[Outcome, float] = defaultdict(float)
     paths = Paths()
     with remembered_processing(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_module, "stream", lambda *name: paths)
-        for module in (draw_module, law_tools):
+        for judge in (verify_module, tree_module):
+            patch.setattr(judge, "stream", lambda *name: paths)
+        for module in (draw_module, law_tools, siblings_module):
             patch.setattr(module, "sample", lambda weights, uniform: paths.choose(weights))
         while paths.pending:
             paths.path, paths.depth, paths.mass = paths.pending.pop(), 0, 1.0

@@ -18,7 +18,8 @@ from scipy import stats
 from actors.messages import Laws
 from actors.sampling import draw as draw_module
 from actors.sampling import laws as law_tools
-from actors.sampling import verify as verify_module
+from actors.sampling import positions as positions_module
+from actors.sampling import siblings as siblings_module
 from actors.sampling.draw import draw
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import SamplingParams
@@ -80,10 +81,11 @@ def remembered_processing() -> Iterator[None]:
         return truncated[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_module, "weigh", remembered)
-        patch.setattr(draw_module, "weigh", remembered)
+        patch.setattr(positions_module, "weigh", remembered)
+        for drawing in (draw_module, siblings_module):
+            patch.setattr(drawing, "weigh", remembered)
+            patch.setattr(drawing, "truncate", truncate)
         patch.setattr(draw_module, "coupled_words", functools.lru_cache(64)(draw_module.coupled_words))
-        patch.setattr(draw_module, "truncate", truncate)
         yield
 
 

@@ -123,3 +123,14 @@ def test_masses_add_up_exactly_in_any_order() -> None:
             assert int(masses[order].sum()) == exact
         halves = itertools.accumulate(np.bincount(np.arange(50_000) % 7, masses))
         assert int(list(halves)[-1]) == exact
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+@pytest.mark.parametrize("num_above", [0, 1, 2, 7, 40])
+def test_a_flat_row_is_ranked_like_any_other(count: int, num_above: int) -> None:
+    """Ties without end: an emulated model's row has two words that stand out, and thousands that do not."""
+    rng = np.random.default_rng(num_above)
+    row = np.zeros(30_000, np.float32)
+    row[rng.choice(len(row), num_above, replace=False)] = rng.integers(1, 4, num_above)
+    row[rng.choice(len(row), 900, replace=False)] = -np.inf
+    assert top_ids(row, count).tolist() == np.argsort(-row, kind="stable")[:count].tolist()

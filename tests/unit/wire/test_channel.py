@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.engine.jobs import ReplicaFull
 from actors.messages import Context, Draft, DraftShape
 from actors.presence import Presence
 from actors.sampling.params import SamplingParams
@@ -21,7 +22,7 @@ from actors.wire.access import Endpoint
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
 from actors.wire.frames import _HEADER, Kind
 from actors.wire.server import Call, CallServer, completed
-from cluster.channel import CallFailed, Channel, ChannelLost, Channels
+from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
 
 CONTEXT = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)
 
@@ -148,6 +149,18 @@ def test_a_call_that_fails_names_its_kind_alone_and_harms_no_other(caplog: pytes
         await good
 
     caplog.set_level(logging.CRITICAL)
+    run(body)
+
+
+def test_a_call_without_room_is_told_from_one_that_failed() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        call = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
+        await worker.has(1)
+        worker.pending[0][1].set_exception(ReplicaFull("9 calls wait already; add replicas"))
+        with pytest.raises(CallRefused, match="^9 calls wait already; add replicas$"):
+            await call
+
     run(body)
 
 

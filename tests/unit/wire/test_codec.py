@@ -65,7 +65,7 @@ verdicts = st.builds(
         st.builds(TokenLogprobs, logprob=finite, top_ids=ids(3), top_logprobs=probs(3)), max_size=3
     ).map(tuple),
     draft_seconds=finite, error=st.none() | line, draft_error=st.none() | line,
-    path=st.none() | st.lists(int32, max_size=4).map(tuple), missed=st.booleans(),
+    path=st.none() | st.lists(int32, max_size=4).map(tuple), missed=st.booleans(), rejected=st.booleans(),
 )
 
 

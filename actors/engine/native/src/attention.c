@@ -2,7 +2,11 @@
  * Gimelshein 2018, "Online normalizer calculation for softmax"), within chunks of CHUNK_TOKENS keys; the chunks'
  * results are then put together in order. Chunks lie at fixed positions, so what a row computes depends on its
  * position and its own keys alone, whether one thread goes through all chunks or each has its own. Rows of a group
- * share the loads of a page. */
+ * share the loads of a page.
+ *
+ * A row of a drafted tree meets its keys in the order of their positions, wherever they lie: a score depends on its
+ * key alone, so scores are taken where the keys are and put where a chain would have them; all that follows is the
+ * chain's own arithmetic, and so are the bits. */
 #include "outrider.h"
 
 #define MOST_VECTORS 16 /* head sizes up to 256 */
@@ -61,6 +65,28 @@ void kv_write(const KVLayer *kv, const Heads *heads, const Step *step, int32_t r
     }
 }
 
+/* Move single tokens from slot to slot, one after another; `moves` [num_moves, 2]. A moved token keeps its bits. */
+void kv_move(const KVLayer *kv, int32_t page_tokens, const int32_t *moves, int32_t num_moves) {
+    const int64_t size = kv->kind == KV_FP32 ? 4 : kv->kind == KV_BF16 ? 2 : 1;
+    char *const keys = kv->keys, *const values = kv->values;
+    for (int32_t m = 0; m < num_moves; m++) {
+        const int32_t from = moves[2 * m], to = moves[2 * m + 1];
+        for (int32_t h = 0; h < kv->num_heads; h++) {
+            const int64_t a = (int64_t)(from / page_tokens) * kv->num_heads + h, i = from % page_tokens;
+            const int64_t b = (int64_t)(to / page_tokens) * kv->num_heads + h, j = to % page_tokens;
+            for (int32_t d = 0; d < kv->dim; d++)
+                memcpy(keys + ((b * kv->dim + d) * kv->page + j) * size, keys + ((a * kv->dim + d) * kv->page + i) * size,
+                       size);
+            memcpy(values + (b * kv->page + j) * kv->dim * size, values + (a * kv->page + i) * kv->dim * size,
+                   kv->dim * size);
+            if (kv->kind == KV_INT8) {
+                kv->key_scale[b * kv->page + j] = kv->key_scale[a * kv->page + i];
+                kv->value_scale[b * kv->page + j] = kv->value_scale[a * kv->page + i];
+            }
+        }
+    }
+}
+
 /* A running softmax: [TOP] the largest score, [SUM] of exponentials (0: nothing seen yet), from [OUT] on the weighted
  * values, [dim] padded to 16. */
 enum { TOP = 0, SUM = 1, OUT = LANES };
@@ -93,23 +119,56 @@ INLINE void scores(const int kind, const int QB, const int JB, const KVLayer *kv
     }
 }
 
-/* One page for QB queries (heads) of one row; keys [low, high) of the page are visible. */
+/* Where a tree's row finds its keys on one page of positions: the first `own` on the page itself, key j >= own in
+ * slots[j - own] (`own` may be negative). */
+typedef struct {
+    int32_t own, page_tokens, num_heads, head;
+    const int32_t *slots;
+} Tail;
+
+/* Scores of keys [low, high) as Tail has them; at[j] becomes the place of value j, in tokens of one head. */
+INLINE void tail_scores(const int kind, const int QB, const KVLayer *kv, const Tail *tail, int32_t low, int32_t high,
+                        int32_t head_dim, float scale, const float *query, float (*p)[MOST_PAGE], int64_t *at) {
+    float there[4][MOST_PAGE];
+    int64_t cell = -1;
+    int32_t vector = -1;
+    for (int32_t j = low; j < high; j++) {
+        const int32_t slot = tail->slots[j - tail->own], offset = slot % tail->page_tokens;
+        const int64_t its = (int64_t)(slot / tail->page_tokens) * tail->num_heads + tail->head;
+        if (its != cell || offset / LANES != vector) {
+            cell = its;
+            vector = offset / LANES;
+            scores(kind, QB, 1, kv, cell, cell * kv->dim * kv->page, vector, head_dim, scale, query, there);
+        }
+        for (int i = 0; i < QB; i++) p[i][j] = there[i][offset];
+        at[j] = cell * kv->page + offset;
+    }
+}
+
+/* One page for QB queries (heads) of one row; keys [low, high) of the page are visible. `tail` NULL: all of them lie
+ * on the page. */
 INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t cell, int32_t low, int32_t high,
-                      int32_t head_dim, float scale, const float *query, float *state) {
+                      int32_t head_dim, float scale, const float *query, float *state, const Tail *tail) {
     const int64_t base = cell * kv->dim * kv->page, stride = kv->dim + OUT;
     const int32_t vectors = (high + LANES - 1) / LANES;
+    const int32_t own = !tail || tail->own > high ? high : tail->own, here = own > low ? (own + LANES - 1) / LANES : 0;
     float p[4][MOST_PAGE];
-    for (int32_t j = low / LANES; j < vectors;) {
-        if (vectors - j >= 4 && QB == 1) {
+    int64_t at[MOST_PAGE];
+    for (int32_t j = low / LANES; j < here;) {
+        if (here - j >= 4 && QB == 1) {
             scores(kind, QB, 4, kv, cell, base, j, head_dim, scale, query, p);
             j += 4;
-        } else if (vectors - j >= 2) {
+        } else if (here - j >= 2) {
             scores(kind, QB, 2, kv, cell, base, j, head_dim, scale, query, p);
             j += 2;
         } else {
             scores(kind, QB, 1, kv, cell, base, j, head_dim, scale, query, p);
             j += 1;
         }
+    }
+    if (tail) {
+        for (int32_t j = low; j < own; j++) at[j] = cell * kv->page + j;
+        tail_scores(kind, QB, kv, tail, own > low ? own : low, high, head_dim, scale, query, p, at);
     }
     for (int i = 0; i < QB; i++) {
         float *const w = p[i], *const mine = state + i * stride;
@@ -133,7 +192,7 @@ INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t c
     }
     if (kind == KV_INT8)
         for (int i = 0; i < QB; i++)
-            for (int32_t j = low; j < high; j++) p[i][j] *= kv->value_scale[cell * kv->page + j];
+            for (int32_t j = low; j < high; j++) p[i][j] *= kv->value_scale[tail ? at[j] : cell * kv->page + j];
     for (int32_t d = 0; d < kv->dim; d += 2 * LANES) {
         const int two = d + LANES < kv->dim;
         vf a[4], b[4];
@@ -143,8 +202,9 @@ INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t c
             b[i] = two ? v_load(state + i * stride + OUT + d + LANES) : v_zero();
         }
         for (int32_t j = low; j < high; j++) {
-            const vf v0 = load(kind, kv->values, base + (int64_t)j * kv->dim + d);
-            const vf v1 = two ? load(kind, kv->values, base + (int64_t)j * kv->dim + d + LANES) : v_zero();
+            const int64_t row = tail ? at[j] * kv->dim : base + (int64_t)j * kv->dim;
+            const vf v0 = load(kind, kv->values, row + d);
+            const vf v1 = two ? load(kind, kv->values, row + d + LANES) : v_zero();
 #pragma GCC unroll 4
             for (int i = 0; i < QB; i++) {
                 const vf w = v_set(p[i][j]);
@@ -163,18 +223,27 @@ INLINE void page_step(const int kind, const int QB, const KVLayer *kv, int64_t c
 #define ARGS const KVLayer *kv, int64_t cell, int32_t low, int32_t high, int32_t head_dim, float scale, \
              const float *query, float *state
 #define PASS kv, cell, low, high, head_dim, scale, query, state
-#define PAGE(KIND, QB) static void page_##KIND##_##QB(ARGS) { page_step(KIND, QB, PASS); }
+#define PAGE(KIND, QB) \
+    static void page_##KIND##_##QB(ARGS) { page_step(KIND, QB, PASS, NULL); } \
+    static void tail_##KIND##_##QB(ARGS, const Tail *tail) { page_step(KIND, QB, PASS, tail); }
 #define PAGES(KIND) PAGE(KIND, 1) PAGE(KIND, 2) PAGE(KIND, 3) PAGE(KIND, 4)
 PAGES(0) PAGES(1) PAGES(2)
-#define ROW(KIND) {page_##KIND##_1, page_##KIND##_2, page_##KIND##_3, page_##KIND##_4}
-static void (*const TABLE[3][4])(ARGS) = {ROW(0), ROW(1), ROW(2)};
+#define ROW(WHICH, KIND) {WHICH##_##KIND##_1, WHICH##_##KIND##_2, WHICH##_##KIND##_3, WHICH##_##KIND##_4}
+static void (*const TABLE[3][4])(ARGS) = {ROW(page, 0), ROW(page, 1), ROW(page, 2)};
+static void (*const TAIL_TABLE[3][4])(ARGS, const Tail *) = {ROW(tail, 0), ROW(tail, 1), ROW(tail, 2)};
 
 #define HEADS_AT_ONCE 8
 
-static int32_t num_chunks(const Step *step, int32_t group) {
-    const int32_t last = step->positions[step->group_rows[group + 1] - 1];
-    return last / CHUNK_TOKENS + 1;
+/* The last position among a group's rows; a tree's rows need not ascend. */
+static int32_t last_position(const Step *step, int32_t group) {
+    const int32_t end = step->group_rows[group + 1];
+    int32_t last = step->positions[end - 1];
+    for (int32_t row = step->group_rows[group]; step->forks && row < end; row++)
+        last = step->positions[row] > last ? step->positions[row] : last;
+    return last;
 }
+
+static int32_t num_chunks(const Step *step, int32_t group) { return last_position(step, group) / CHUNK_TOKENS + 1; }
 
 /* One chunk for the query heads [head0, head0 + num) of a KV head, of every row of a group -> states [rows, num]. */
 static void chunk_states(const KVLayer *kv, const Heads *heads, const Step *step, int32_t group, int32_t kv_head,
@@ -191,7 +260,7 @@ static void chunk_states(const KVLayer *kv, const Heads *heads, const Step *step
             state[TOP] = -INFINITY;
         }
     const int32_t page0 = chunk * (CHUNK_TOKENS / page), most = page0 + CHUNK_TOKENS / page - 1;
-    int32_t last_page = step->positions[end - 1] / page;
+    int32_t last_page = last_position(step, group) / page;
     last_page = last_page < most ? last_page : most;
     for (int32_t b = page0; b <= last_page; b++) {
         const int64_t cell = (int64_t)pages[b] * heads->num_kv_heads + kv_head;
@@ -204,9 +273,13 @@ static void chunk_states(const KVLayer *kv, const Heads *heads, const Step *step
             if (low >= high) continue;
             for (int32_t h = 0; h < num; h += 4) {
                 const int32_t many = num - h < 4 ? num - h : 4;
-                TABLE[kv->kind][many - 1](kv, cell, low, high, dim, heads->scale,
-                                          query + row * ld_query + column + (int64_t)h * dim,
-                                          states + (row - first) * ld_states + h * stride);
+                const float *const q = query + row * ld_query + column + (int64_t)h * dim;
+                float *const state = states + (row - first) * ld_states + h * stride;
+                if (step->forks && step->forks[row] < b * page + high) {
+                    const Tail tail = {step->forks[row] - b * page, page, heads->num_kv_heads, kv_head,
+                                       step->tail_slots + step->tails[row]};
+                    TAIL_TABLE[kv->kind][many - 1](kv, cell, low, high, dim, heads->scale, q, state, &tail);
+                } else TABLE[kv->kind][many - 1](kv, cell, low, high, dim, heads->scale, q, state);
             }
         }
     }
@@ -236,8 +309,12 @@ static void write_out(const float *state, int32_t dim, float *out) {
     for (int32_t d = 0; d < dim; d++) out[d] = state[OUT + d] * share;
 }
 
-static int32_t first_chunk(const Heads *heads, const Step *step, int32_t row) {
-    const int32_t position = step->positions[row];
+/* The first chunk that any row of a group sees. */
+static int32_t first_chunk(const Heads *heads, const Step *step, int32_t group) {
+    const int32_t first = step->group_rows[group];
+    int32_t position = step->positions[first];
+    for (int32_t row = first; step->forks && row < step->group_rows[group + 1]; row++)
+        position = step->positions[row] < position ? step->positions[row] : position;
     if (heads->window <= 0 || position < heads->window) return 0;
     return (position - heads->window + 1) / CHUNK_TOKENS;
 }
@@ -254,7 +331,7 @@ static void attend_whole(const KVLayer *kv, const Heads *heads, const Step *step
     for (int32_t head0 = 0; head0 < per_kv; head0 += HEADS_AT_ONCE) {
         const int32_t num = per_kv - head0 < HEADS_AT_ONCE ? per_kv - head0 : HEADS_AT_ONCE;
         const int64_t ld = num * stride;
-        const int32_t chunk0 = first_chunk(heads, step, first);
+        const int32_t chunk0 = first_chunk(heads, step, group);
         for (int32_t chunk = chunk0; chunk < num_chunks(step, group); chunk++) {
             float *const into = chunk == chunk0 ? total : part;
             chunk_states(kv, heads, step, group, kv_head, head0, num, chunk, query, ld_query, into, ld);
@@ -280,6 +357,12 @@ static int32_t shared_out(const Heads *heads, const Step *step, int32_t num_thre
     return most > 1 ? most : 0;
 }
 
+/* Floats that `attend` needs as `partials` for this step. */
+int64_t partial_floats(const Heads *heads, const Step *step, int32_t num_threads) {
+    const int64_t state = (heads->head_dim + LANES - 1) / LANES * LANES + OUT;
+    return (int64_t)step->num_rows * heads->num_heads * shared_out(heads, step, num_threads) * state;
+}
+
 /* Called by every thread of a team, after the step's keys and values are written. */
 void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float *query, int64_t ld_query, float *out,
             int64_t ld_out, float *partials, Team *team, int32_t thread) {
@@ -297,7 +380,7 @@ void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float
     for (int64_t t = thread; t < tasks * chunks; t += threads) {
         const int32_t group = (int32_t)(t / chunks / heads->num_kv_heads), chunk = (int32_t)(t % chunks);
         const int32_t kv_head = (int32_t)(t / chunks % heads->num_kv_heads), first = step->group_rows[group];
-        if (chunk < first_chunk(heads, step, first) || chunk >= num_chunks(step, group)) continue;
+        if (chunk < first_chunk(heads, step, group) || chunk >= num_chunks(step, group)) continue;
         float states[GROUP_ROWS * HEADS_AT_ONCE * (MOST_VECTORS * LANES + OUT)];
         for (int32_t head0 = 0; head0 < per_kv; head0 += HEADS_AT_ONCE) {
             const int32_t num = per_kv - head0 < HEADS_AT_ONCE ? per_kv - head0 : HEADS_AT_ONCE;
@@ -312,7 +395,7 @@ void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float
     }
     meet(team);
     for (int32_t group = 0; group < step->num_groups; group++) {
-        const int32_t chunk0 = first_chunk(heads, step, step->group_rows[group]), end = num_chunks(step, group);
+        const int32_t chunk0 = first_chunk(heads, step, group), end = num_chunks(step, group);
         for (int32_t row = step->group_rows[group]; row < step->group_rows[group + 1]; row++)
             for (int32_t h = (row + thread) % threads; h < heads->num_heads; h += threads) {
                 float *const total = partials + (((int64_t)row * heads->num_heads + h) * chunks + chunk0) * stride;

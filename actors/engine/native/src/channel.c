@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "outrider.h"
@@ -18,12 +17,6 @@ typedef struct {
     char *data;
     uint32_t count;     /* how many this rank has written or read */
 } Channel;
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 /* Until *word has come to `count`: 0, or -1 after timeout_s. */
 static int await_count(uint32_t *word, uint32_t count, double timeout_s) {

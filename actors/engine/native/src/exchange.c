@@ -1,16 +1,7 @@
 /* Sums over the ranks of one machine: each writes its part into shared memory, all meet, each adds up all parts
  * in rank order. Two sets of slots take turns, so one meeting per sum is enough: a rank can only be one sum ahead
  * of another. */
-#define _GNU_SOURCE
-#include <time.h>
-
 #include "outrider.h"
-
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 float *exchange_slot(const Exchange *exchange, int32_t rank) {
     return exchange->slots + ((exchange->turn & 1) * exchange->num_ranks + rank) * exchange->capacity;

@@ -17,7 +17,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int32_t num_layers, hidden, inner, activation, num_threads, embedding_kind;
+    int32_t num_layers, hidden, activation, num_threads, embedding_kind;
     float epsilon, embedding_scale;
     const Layer *layers;
     const void *embedding;                          /* [vocab, hidden], KV_FP32 or KV_BF16 */

@@ -49,6 +49,9 @@ typedef struct {
     const int32_t *logit_rows;                    /* [num_logits] */
     const int32_t *group_rows;                    /* [num_groups + 1] first row of each group */
     const int32_t *group_pages;                   /* [num_groups] where its sequence's pages start in `pages` */
+    /* Drafted trees (NULL: none in this pass). A row's keys from position forks[row] on are not where its sequence's
+     * pages have them: those up to its own lie in the slots that start at tail_slots + tails[row]. */
+    const int32_t *forks, *tails, *tail_slots;    /* [num_rows], [num_rows], [sum of tails] */
 } Step;
 
 #define GROUP_ROWS 8
@@ -59,6 +62,7 @@ typedef struct {
     float scale;
 } Heads;
 
+void kv_move(const KVLayer *kv, int32_t page_tokens, const int32_t *moves, int32_t num_moves);
 void kv_write(const KVLayer *kv, const Heads *heads, const Step *step, int32_t row, const float *key,
               const float *value);
 void attend(const KVLayer *kv, const Heads *heads, const Step *step, const float *query, int64_t ld_query, float *out,

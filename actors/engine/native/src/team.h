@@ -6,6 +6,7 @@
 
 #include <sched.h>
 #include <stdint.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -17,6 +18,12 @@
 static inline void wait_a_little(int64_t tries) {
     if (tries < NUM_SPINS) PAUSE();
     else sched_yield();
+}
+
+static inline double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
 typedef struct {

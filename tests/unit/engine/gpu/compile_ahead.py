@@ -18,9 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from actors.engine.gpu import kernels
-from actors.engine.gpu.contract import Geometry, Reduction
+from actors.engine.gpu.contract import Reduction
 from actors.engine.gpu.launch import COMBINE_PLACES, ROUNDING, TritonKernels, padded
 from actors.engine.gpu.ordered import linear_constants
+from actors.engine.probe import Geometry
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 ARCHITECTURES = (80, 90)  # A100, H100

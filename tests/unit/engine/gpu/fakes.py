@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actors.engine.gpu.tree import depths
 from actors.engine.step import Int32s, StepInput
+from actors.engine.tree import depths
 
 _HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
 
@@ -86,6 +86,7 @@ class Pages:
             cu_pages=np.cumsum([0, *(len(u) for u in used)]).astype(np.int32),
             logit_rows=np.arange(sum(num_rows), dtype=np.int32),
             copies=np.empty((0, 2), np.int32),
+            parents=np.concatenate([[], *(parents or [])]).astype(np.int32),
         )
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.gpu.contract import Geometry, Reduction
+from actors.engine.gpu.contract import Reduction
 from actors.engine.gpu.runner import GpuOptions, GpuRunner
+from actors.engine.probe import Geometry
 from actors.engine.step import Int32s
 from actors.loading.checkpoint import load_model
 from actors.spec import ModelSpec
 from tests.unit.engine.gpu.fakes import Pages, random_tree
-from tests.unit.engine.gpu.test_tree import lineage
+from tests.unit.engine.test_tree import lineage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,7 +118,7 @@ def test_with_the_fixed_reduction_logits_do_not_depend_on_chunk_neighbour_pages_
     assert torch.equal(mixed[13:], alone[630:635])
     parents = random_tree(12, np.random.default_rng(3))
     drafted = ids_of(12, seed=5)
-    in_tree = runner.forward(pages.step([(0, 635, drafted)], [parents]), parents)
+    in_tree = runner.forward(pages.step([(0, 635, drafted)], [parents]))
     for leaf in sorted(set(range(12)) - set(parents.tolist())):
         line = lineage(parents, leaf)
         text = np.concatenate([ids[:635], drafted[line]])

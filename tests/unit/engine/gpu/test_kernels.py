@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from actors.engine.gpu import launch
-from actors.engine.gpu.contract import Geometry, Kernels, Reduction
+from actors.engine.gpu.contract import Kernels, Reduction
 from actors.engine.gpu.launch import TritonKernels
 from actors.engine.gpu.runner import GpuOptions, GpuRunner
 from actors.engine.gpu.store import GpuKV
 from actors.engine.gpu.tensors import Shape, StepTensors, longest_keys
 from actors.engine.gpu.work import cut
+from actors.engine.probe import Geometry
 from actors.engine.step import Int32s
 from tests.models import tiny_model, tiny_spec
 from tests.unit.engine.gpu.fakes import FakeGraphs, Pages, random_tree
@@ -236,8 +237,8 @@ def test_the_runner_gives_the_same_logits_over_triton_as_over_the_plain_kernels(
         model = tiny_model("mistral-sliding").to(DEVICE)
         runner = GpuRunner(model, spec, GpuOptions(max_graph_rows=4), kernels=kernels, graphs=FakeGraphs())
         pages = Pages(runner.num_pages, PAGE, 1)
-        steps = [(pages.step([(0, 0, ids[:32])]), None), (pages.step([(0, 32, ids[32:36])]), None)]
-        steps.append((pages.step([(0, 36, ids[36:40])], [tree]), tree))
-        outs.append(torch.cat([runner.forward(step, parents) for step, parents in steps]))
+        steps = [pages.step([(0, 0, ids[:32])]), pages.step([(0, 32, ids[32:36])])]
+        steps.append(pages.step([(0, 36, ids[36:40])], [tree]))
+        outs.append(torch.cat([runner.forward(step) for step in steps]))
         assert runner.counts.num_replayed == 2
     assert (outs[0] - outs[1]).abs().max() < 2e-4

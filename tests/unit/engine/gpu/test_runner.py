@@ -15,17 +15,17 @@ import pytest
 import torch
 import transformers as tf
 
-from actors.engine.gpu.attention import UnsupportedAttention
 from actors.engine.gpu.buckets import Buckets
 from actors.engine.gpu.contract import Reduction
 from actors.engine.gpu.launch import TritonKernels, TritonMissing
 from actors.engine.gpu.runner import GpuOptions, GpuRunner
 from actors.engine.linear import pack_linears
+from actors.engine.probe import UnsupportedAttention
 from actors.engine.step import Int32s
 from tests.models import ARCHITECTURES, tiny_model, tiny_spec
 from tests.unit.engine.gpu.fakes import FakeGraphs, HostRead, NoHostReads, Pages, random_tree
 from tests.unit.engine.gpu.oracle import PlainKernels
-from tests.unit.engine.gpu.test_tree import lineage
+from tests.unit.engine.test_tree import lineage
 
 PAGE = 16
 
@@ -96,7 +96,7 @@ def test_a_tree_walked_path_by_path_gives_the_bits_of_its_tokens_fed_one_by_one(
     neighbour = ids_of(3, seed=4)
     chain = np.arange(-1, 2, dtype=np.int32)
     step = pages.step([(1, 70, neighbour), (0, 70, drafted)], [chain, parents])
-    logits = runner.forward(step, np.concatenate([chain, parents]))[3:]
+    logits = runner.forward(step)[3:]
     for leaf in sorted(set(range(11)) - set(parents.tolist())):
         rows = lineage(parents, leaf)
         fresh = Pages(runner.num_pages, PAGE, 1, seed=3)
@@ -112,7 +112,7 @@ def test_a_tree_masked_by_bits_agrees_with_its_paths_and_has_a_bucket_of_its_own
     drafted = ids_of(40, seed=2)
     pages = Pages(runner.num_pages, PAGE, 1)
     feed(runner, pages, 0, ids, 70)
-    logits = runner.forward(pages.step([(0, 70, drafted)], [parents]), parents)
+    logits = runner.forward(pages.step([(0, 70, drafted)], [parents]))
     assert any(shape.num_words == 2 for shape in runner._captured)
     for row in (0, 17, 39):
         text = np.concatenate([ids, drafted[lineage(parents, row)]])
@@ -127,11 +127,11 @@ def test_an_accepted_path_moved_to_its_place_is_as_if_fed_as_a_chain() -> None:
     drafted, more = ids_of(6, seed=2), ids_of(4, seed=3)
     pages = Pages(runner.num_pages, PAGE, 1)
     feed(runner, pages, 0, ids, 30)
-    runner.forward(pages.step([(0, 30, drafted)], [parents]), parents)
+    runner.forward(pages.step([(0, 30, drafted)], [parents]))
     slots = pages.slots(0, 30, 36)
     path = [1, 3, 5]
-    runner.kv.copy_slots(torch.from_numpy(slots[path]).long(), torch.from_numpy(slots[:3]).long())
-    after = runner.forward(pages.step([(0, 33, more)]))
+    moves = np.stack([slots[path], slots[:3]], axis=1)
+    after = runner.forward(dataclasses.replace(pages.step([(0, 33, more)]), moves=moves))
     text = np.concatenate([ids, drafted[path], more])
     assert torch.equal(feed(runner, Pages(runner.num_pages, PAGE, 1, seed=1), 0, text, 7)[-4:], after)
 
@@ -213,7 +213,7 @@ def test_a_tree_too_wide_for_its_bucket_runs_at_its_own_size() -> None:
     feed(runner, pages, 0, ids, 20)
     comb = np.array([i - 1 if i < 32 else 31 for i in range(64)], np.int32)  # 32 leaves, each 33 deep
     large = runner.counts.num_large
-    runner.forward(pages.step([(0, 20, ids_of(64, seed=1))], [comb]), comb)
+    runner.forward(pages.step([(0, 20, ids_of(64, seed=1))], [comb]))
     assert runner.counts.num_large == large + 1
 
 

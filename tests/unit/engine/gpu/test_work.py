@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from actors.engine.gpu.tensors import Shape, StepTensors
-from actors.engine.gpu.tree import BadTree
 from actors.engine.gpu.work import NUM_FIELDS, Work, cut
 from actors.engine.step import Int32s, StepInput
+from actors.engine.tree import BadTree
 from tests.unit.engine.gpu.fakes import Pages, random_tree
-from tests.unit.engine.gpu.test_tree import lineage
+from tests.unit.engine.test_tree import lineage
 
 PAGE = 8
 

@@ -10,9 +10,10 @@ import torch
 import transformers as tf
 
 from actors.engine.make import make_runner
-from actors.engine.native.anatomy import NotFusable, check_fusable
+from actors.engine.native.anatomy import NotFusable, dissect
 from actors.engine.native.fused import FusedRunner
-from actors.engine.runner import LocalRunner, UnsupportedAttention
+from actors.engine.probe import UnsupportedAttention
+from actors.engine.runner import LocalRunner
 from tests.models import tiny_spec
 from tests.tape import Tape
 
@@ -102,8 +103,20 @@ def test_what_has_no_fused_pass_runs_layer_by_layer() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = model_of(tf.LlamaConfig(**BASE, rope_parameters=dynamic))
     with pytest.raises(NotFusable, match="dynamic"):
-        check_fusable(model)
+        dissect(model, 1024)
     assert isinstance(make_runner(model, tiny_spec()), LocalRunner)
+
+
+def test_an_unknown_module_inside_a_known_architecture_runs_layer_by_layer(caplog: pytest.LogCaptureFixture) -> None:
+    class Peculiar(torch.nn.Linear):
+        """Who knows what it does besides."""
+
+    model = model_of(CONFIGS["llama"])
+    model.model.layers[1].mlp.up_proj.__class__ = Peculiar
+    with caplog.at_level("INFO", "actors.engine.make"):
+        runner = make_runner(model, tiny_spec())
+    assert isinstance(runner, LocalRunner)
+    assert "tiny runs layer by layer: a Peculiar stands where a linear layer is expected" in caplog.text
 
 
 def test_positions_that_depend_on_the_batch_are_limited_to_where_they_do_not() -> None:

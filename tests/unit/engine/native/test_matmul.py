@@ -12,7 +12,7 @@ import torch
 
 from actors.engine.native import weights
 from actors.engine.native.build import built_library
-from actors.engine.native.library import WEIGHT_KINDS, LinearArgs, library
+from actors.engine.native.library import INT4_GROUP, WEIGHT_KINDS, LinearArgs, library
 from actors.engine.native.weights import NativeLinear, PackedWeight, pack_weight
 
 KINDS = tuple(WEIGHT_KINDS)
@@ -41,6 +41,56 @@ def test_product_is_the_plain_one_up_to_the_kinds_rounding(kind: str, shape: tup
     exact = x.double() @ weight.double().t() + bias.double()
     scale = x.double().abs().amax(1, keepdim=True) * weight.abs().max() * shape[1] ** 0.5 + 1.0
     assert ((linear(x).double() - exact).abs() / scale).max() < TOLERANCE[kind]
+
+
+MOST = {"int8": 16384, "w8a8": 127, "int4": 16192}  # the largest integer that a row's values are rounded to
+
+
+def powers(num: int, period: int) -> torch.Tensor:
+    """[num, 1] scales that differ between neighbours and are exact."""
+    return torch.exp2(torch.arange(num) % period - 1.0)[:, None]
+
+
+def representable_weights(kind: str, num_out: int, num_in: int) -> torch.Tensor:
+    """Multiples of a power of two for each channel (int4: each group of 32), using all of the kind's range."""
+    if kind != "int4":
+        weight = torch.randint(-127, 128, (num_out, num_in)).float()
+        weight[:, 0] = 127.0
+        return weight * powers(num_out, 3)
+    padded = -(-num_in // INT4_GROUP) * INT4_GROUP
+    groups = torch.randint(-8, 8, (num_out, padded // INT4_GROUP, INT4_GROUP)).float()
+    groups[:, :, 0], groups[:, :, 1] = -8.0, 7.0
+    scaled = groups * powers(num_out * groups.shape[1], 3).view(num_out, -1, 1)
+    return scaled.view(num_out, padded)[:, :num_in]
+
+
+def representable_rows(kind: str, num_rows: int, num_in: int) -> torch.Tensor:
+    """Small multiples of a power of two for each row; with one that is as large as the kind takes."""
+    x = torch.randint(-100, 101, (num_rows, num_in)).float()
+    x[:, 1] = MOST[kind]
+    return x * powers(num_rows, 4)
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (17, 34), (33, 70), (96, 64), (130, 1030), (48, 2050)])
+@pytest.mark.parametrize("kind", MOST)
+def test_what_the_kind_can_represent_is_multiplied_exactly(kind: str, shape: tuple[int, int]) -> None:
+    """Every sum on the way has less than 25 bits, with the bias: nothing may be rounded."""
+    torch.manual_seed(shape[1])
+    weight, x = representable_weights(kind, *shape), representable_rows(kind, 11, shape[1])
+    bias = torch.randint(-25, 26, (shape[0],)).float() * 4
+    exact = x.double() @ weight.double().t() + bias.double()
+    assert torch.equal(NativeLinear(kind, weight, bias)(x).double(), exact)
+
+
+@pytest.mark.parametrize("num_in", [32, 256])
+@pytest.mark.parametrize("kind", MOST)
+def test_the_largest_factors_of_either_sign_do_not_overflow(kind: str, num_in: int) -> None:
+    most = {"int8": 127.0, "w8a8": 127.0, "int4": 7.0}[kind]
+    signs = torch.tensor([1.0, -1.0]).repeat(16, num_in // 2) * torch.tensor([1.0, -1.0] * 8)[:, None]
+    weight = torch.where(signs > 0, most, -8.0 if kind == "int4" else -most)
+    x = torch.stack([signs[0], signs[1], torch.ones(num_in), -torch.ones(num_in)]) * MOST[kind]
+    exact = x.double() @ weight.double().t()
+    assert torch.equal(NativeLinear(kind, weight, None)(x), exact.float())
 
 
 @pytest.mark.parametrize("num_in", [64, 1030, 2050])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.engine.make import make_runner
+from actors.engine.native.anatomy import dissect
 from actors.engine.native.exchange import Exchange, num_bytes
 from actors.engine.native.fused import FusedRunner, RankLate
 from tests import rank_process
@@ -39,12 +40,14 @@ def test_sharded_logits_agree_with_one_rank_and_keep_their_bits(num_ranks: int, 
         alone = whole.feed(0, rank_process.ids(), 50)
         first = found[kind][0]
         assert all(torch.equal(first, other) for other in found[kind][1:])
+        in_tree, after, chain = found[f"{kind}-tree"]
+        assert torch.equal(in_tree, chain) and torch.equal(after[0], chain[-1])
         assert (first - alone).abs().max() < (1e-4 if kind == "fp32" else 5e-2)
 
 
 def test_a_rank_that_never_comes_is_an_error_in_time() -> None:
     spec = tiny_spec(max_batch_tokens=8)
     exchange = Exchange(0, 2, 8 * 96, timeout_s=0.2, memory=mmap.mmap(-1, num_bytes(2, 8 * 96)))
-    runner = FusedRunner(rank_process.model(), spec, exchange)
+    runner = FusedRunner(dissect(rank_process.model(), 512), spec, exchange)
     with pytest.raises(RankLate):
         Tape(runner, 1, seed=0).feed(0, rank_process.ids()[:4], 4)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.engine.step import Int32s
+from actors.engine.step import Int32s, StepInput
 
 WORD_BITS = 32
 
@@ -25,6 +25,16 @@ class Path:
 
     rows: Int32s  # [depth of the last row + 1]
     first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limb:
+    """A path of a step's tree from where the tree first branches; before that, keys lie where a chain has them."""
+
+    sequence: int  # index in the step
+    fork: int  # position of its first row
+    rows: Int32s  # [length] rows of the step, from position `fork` on
+    first: int  # `rows[first:]` belong to no earlier limb
 
 
 def check(parents: Int32s) -> None:
@@ -83,4 +93,23 @@ def paths(parents: Int32s) -> list[Path]:
             row = longest
             trail.append(row)
         found.append(Path(np.array(trail, np.int32), first))
+    return found
+
+
+def limbs(step: StepInput) -> list[Limb]:
+    """The limbs of all trees in a step. Empty if there are none, or only chains. Raises BadTree."""
+    if not len(step.parents):
+        return []
+    found: list[Limb] = []
+    for s in range(len(step.kv_len)):
+        row, end = int(step.cu_query[s]), int(step.cu_query[s + 1])
+        parents = step.parents[row:end]
+        check(parents)
+        branching = np.flatnonzero(parents != np.arange(-1, len(parents) - 1))
+        if not len(branching):
+            continue
+        trunk = int(parents[branching].min()) + 1  # rows that all later ones descend from
+        fork = int(step.kv_len[s]) - (end - row) + trunk
+        below = parents[trunk:] - np.int32(trunk)  # at least -1: the last row of the trunk
+        found.extend(Limb(s, fork, path.rows + np.int32(row + trunk), path.first) for path in paths(below))
     return found

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.gpu import tree
+from actors.engine import tree
 from actors.engine.step import Int32s
 
 

@@ -1,0 +1,1 @@
+"""The parts of `bench ladder`: one file per section."""
