@@ -26,7 +26,7 @@ class DraftJob(ChainJob):
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int, num_siblings: int) -> None:
+    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int, num_siblings: int = 0) -> None:
         super().__init__(context, num_tokens, tier, law_support, _noise(context, tier), num_siblings)
 
     def answer(self) -> None:

@@ -394,8 +394,7 @@ class Controller:
         inside_s = report.verify_model_s or report.verify_s
         made = sequence.choice_made
         if made.seconds > 0:
-            ratio = min(4.0, max(0.25, report.round_s / made.seconds))
-            target.kinds.setdefault(made.kind, Average(60.0)).add(math.log(ratio))
+            target.kinds.setdefault(made.kind, Average(60.0)).add(min(4.0, report.round_s / made.seconds))
         if report.used_branch:
             target.switch_s.add(max(0.0, report.round_s - inside_s))
             return

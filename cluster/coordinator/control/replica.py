@@ -52,7 +52,7 @@ class Replica:
         self.tried = Tried()
         self.news = 0  # rounds that were learned from
         self.tables: dict[Replica, Table] = {}  # by drafter
-        self.kinds: dict[str, Average] = {}  # log of measured / expected seconds of rounds that are not chains
+        self.kinds: dict[str, Average] = {}  # measured / expected seconds of rounds that are not chains
         self._company: dict[tuple[int, bool], Company] = {}  # by half octaves of load, and whether they draft
         self._drag = Average()
         self._around: dict[tuple[int, ...], Average] = {}  # hops and queues of a round with these rungs, s
@@ -182,7 +182,7 @@ class Replica:
         known = self.kinds.get(kind)
         if known is None:
             return like
-        return math.exp((known.num * known.value + KIND_PRIOR * math.log(like)) / (known.num + KIND_PRIOR))
+        return max(0.25, (known.num * known.value + KIND_PRIOR * like) / (known.num + KIND_PRIOR))
 
 
 def _octave(load: float) -> int:

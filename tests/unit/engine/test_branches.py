@@ -31,30 +31,35 @@ class Client:
     rng: np.random.Generator
     ids: Ids = field(init=False)
     draft: Draft = field(init=False)
+    asked: Draft = field(init=False)  # the draft that was last enumerated for
+    num_told: int = 0  # tokens of the context of the last call
     round: int = 0
 
     def __post_init__(self) -> None:
         self.ids = self.rng.integers(0, 50, int(self.rng.integers(1, 30))).astype(np.int32)
-        self.draft = Draft(np.empty(0, np.int32))
+        self.draft = self.asked = Draft(np.empty(0, np.int32))
 
     def context(self) -> Context:
         self.round += 1
+        self.num_told = len(self.ids)
         start = 0 if self.rng.random() < 0.5 else int(self.rng.integers(0, len(self.ids)))
         return Context(self.name, start, self.ids[start:], 1, len(self.ids), SamplingParams(), self.round)
 
     def shape(self) -> DraftShape:
         """A chain or a small tree."""
         kind, depth = self.rng.random(), int(self.rng.integers(1, 6))
-        if kind < 0.6:
+        if kind < 0.5:
             return DraftShape(depth)
+        if kind < 0.6:
+            return DraftShape(depth, siblings=int(self.rng.integers(1, 3)))
         if kind < 0.8:
             return DraftShape(depth, num_nodes=int(self.rng.integers(1, 12)))
         return DraftShape(depth, widths=tuple(self.rng.integers(1, 4, int(self.rng.integers(1, 4))).tolist()))
 
     def propose(self) -> DraftJob | TreeJob:
         shape = self.shape()
-        if shape.is_chain:
-            return DraftJob(self.context(), shape.num_tokens, 0, 64)
+        if not shape.grows:
+            return DraftJob(self.context(), shape.num_tokens, 0, 64, shape.siblings)
         return TreeJob(self.context(), shape, shape.num_tokens, 0, 64)
 
     def enumerate(self) -> AheadJob:
@@ -62,6 +67,7 @@ class Client:
             self.shape(), int(self.rng.integers(0, 9)), int(self.rng.integers(1, 4)), 120,
             0.0 if self.rng.random() < 0.1 else 600.0,
         )
+        self.asked = self.draft
         return AheadJob(self.context(), self.draft, self.round - 1, plan, 0, 64, MAX_CONTEXT)
 
     def meet(self, verified: Draft, found: Enumeration | None) -> None:
@@ -147,10 +153,10 @@ def test_any_order_of_calls_keeps_the_pages_and_drafts_what_the_model_says(
 def take(client: Client, job: DraftJob | TreeJob | AheadJob) -> None:
     """Check an answer and go on from it."""
     answer = job.future.result()
-    ids = client.ids[: job.context.num_tokens]
+    ids = client.ids[: client.num_told]
     if isinstance(answer, Enumeration):
         assert len({(b.node, b.token) for b in answer.branches}) == len(answer.branches)
-        verified = Draft(job.draft_ids(), parents=job.draft_parents())
+        verified = client.asked
         for branch in answer.branches:
             text = np.concatenate([ids, verified.tokens[path(verified, branch.node)], [branch.token]])
             check(text.astype(np.int32), branch.draft)
