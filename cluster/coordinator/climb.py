@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from actors.messages import Context, Draft, DraftShape, Enumeration, Ids, Verdict
+from actors.messages import Context, Draft, DraftShape, Ids, Verdict
 from actors.sampling.params import VerifyMode
-from cluster.coordinator.ahead import Ahead, AheadCall, Flight
+from cluster.coordinator.ahead import Flight
 from cluster.coordinator.call import CallBounds, verdict_within, verify_within
 from cluster.coordinator.control.plan import PLAIN, RoundPlan
 from cluster.coordinator.errors import DeadlinePassed, DraftLate, FailureCode, GenerationFailed, ReplicaLate
@@ -19,13 +19,13 @@ from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.hold import Clock, Hold
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.notes import RoundNotes
-from cluster.coordinator.request import AheadOutcome, GenerationRequest
+from cluster.coordinator.request import GenerationRequest
+from cluster.coordinator.rider import Rider
 from cluster.coordinator.sequence import Held, Sequence
 from cluster.coordinator.tier import (
     NO_TOKENS,
     DraftHandle,
     DraftLost,
-    Lease,
     NoReplica,
     NoRoom,
     PoolFull,
@@ -68,8 +68,7 @@ class Climb:
         self._plan = PLAIN  # of this round
         self._notes = RoundNotes()  # of this round
         self._proposal: _Proposal | None = None
-        self._ahead: Ahead | None = None  # for the outcomes of the pass under way
-        self._flight: Flight | None = None  # the pass that the target has begun by itself
+        self._rider = Rider(sequence, ladder.pace, figures, clock, ladder.settings.draft_timeout_s)
         self._sent_at = 0.0  # when the latest pass of the target was
         self._degraded = False  # in this round
         self._num_target_losses = 0
@@ -89,7 +88,7 @@ class Climb:
         self._degraded = False
         self._notes = RoundNotes(missed_branch=self._notes.was_missed)
         self._plan = plan = await self._make_plan()
-        flight, self._flight = self._flight, None
+        flight = self._rider.take_flight()
         if flight is not None and (verdict := await self._fly(flight)) is not None:
             return self._landed(verdict)
         budget = self._sequence.remaining - 1  # the target itself adds one token
@@ -129,19 +128,19 @@ class Climb:
         try:
             verdict = await verdict_within(flight.verdict, self._bounds(target, NO_TOKENS, None))
         except ReplicaLost as error:
-            self._give_up_ahead()
+            self._rider.give_up()
             self._lose_target(error)
             await self._reach_target()
             return None
         except DeadlinePassed:
-            self._give_up_ahead()
+            self._rider.give_up()
             raise
         except Exception as error:  # whatever broke it, an ordinary round does not need it
-            self._give_up_ahead()
+            self._rider.give_up()
             self._figures.degrade(target.index, "ahead_refused", target.lease.replica_id, type(error).__name__)
             return None
         if verdict.missed or verdict.prefix_missing:
-            self._give_up_ahead()
+            self._rider.give_up()
             self._figures.degrade(target.index, "ahead_refused")
             return None
         self._check(verdict, target.index)
@@ -151,59 +150,13 @@ class Climb:
         return replace(verdict, draft_seconds=0.0, draft_model_seconds=0.0)
 
     def _look_ahead(self, verify_round: int, draft: DraftHandle | Draft) -> None:
-        """Have the outcomes of a pass drafted for, if that is wanted and possible now."""
-        self._give_up_ahead()
-        plan, target = self._plan.ahead, self._holds[-1]
-        if plan is None or len(self._plan.rungs) != 1:
-            return
-        longest = len(draft.tokens) if isinstance(draft, Draft) and draft.parents is None else self._plan.k
-        if self._sequence.remaining < longest + 3:  # after a full acceptance: the target's token, a draft, and another
-            return
-        drafter = self._holds[self._plan.rungs[0]]
-        if drafter.lease is None or target.lease is None:
-            return
-        time_s = min(self._ladder.pace.ahead_s(plan.shape.num_tokens), self._settings.draft_timeout_s)
-        plan = replace(plan, time_s=min(plan.time_s, time_s), acceptance=self._ladder.pace.acceptance)
-        context = self._sequence.context(drafter.held, NO_TOKENS)
-        call = AheadCall(context, draft, verify_round, plan)
-        answered = partial(self._note_enumeration, drafter, drafter.lease, Held(self._sequence.num_tokens))
-        self._ahead = Ahead(
-            drafter.lease, target.lease, call, self._sequence.next_round(), self._clock, answered
-        )
-
-    def _note_enumeration(
-        self, drafter: Hold, lease: Lease, held: Held, enumeration: Enumeration, wall_s: float
-    ) -> None:
-        if drafter.lease is not lease:
-            return
-        if enumeration.prefix_missing:
-            drafter.held = None
-        elif enumeration.error is not None:
-            self._figures.degrade(drafter.index, "ahead_error", lease.replica_id, enumeration.error)
-        else:
-            drafter.served(held)
-            self._ladder.pace.note_transfer(wall_s, enumeration.seconds)
-            for branch in enumeration.branches[:1]:
-                self._ladder.pace.note_draft_pass(branch.draft.pass_seconds)
-            self._notes.enumerated(enumeration, wall_s)
+        if self._plan.ahead is not None and len(self._plan.rungs) == 1:
+            drafter = self._holds[self._plan.rungs[0]]
+            self._rider.look_ahead(self._plan, self._notes, drafter, self._holds[-1], verify_round, draft)
 
     def _landed(self, verdict: Verdict) -> Verdict:
-        """Settle what was drafted for the outcomes of the pass that this is the verdict of."""
-        ahead, self._ahead = self._ahead, None
-        if (found := self._notes.last_check) is not None:
-            self._ladder.pace.note_check(found.num_draft, found.num_accepted)
-        if ahead is not None:
-            outcome, self._flight = ahead.settle(verdict)
-            self._figures.count_ahead(outcome)
-            self._notes.settled(outcome)
-            if outcome is not AheadOutcome.FAILED:
-                self._ladder.pace.note_punctual(outcome is not AheadOutcome.LATE)
+        self._rider.settle(verdict, self._notes)
         return verdict
-
-    def _give_up_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.abandon()
 
     # --- below the target -------------------------------------------------------------------------
 
@@ -451,10 +404,7 @@ class Climb:
     async def close(self) -> None:
         """Give every lease back, whatever happens to the others."""
         self._planner.close(self._control)
-        self._give_up_ahead()
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.abandon()
+        self._rider.close()
         await asyncio.gather(*(hold.close() for hold in self._holds), return_exceptions=True)
 
 
