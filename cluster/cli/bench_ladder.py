@@ -21,8 +21,8 @@ SECTIONS = "sync,overlap,trees,tiers,control,cpu,blocks,plan"
 
 def ladder(
     only: Annotated[str, typer.Option(help="Sections to measure.")] = SECTIONS,
-    prompts: Annotated[int, typer.Option(min=1, help="Answers per variant on emulated devices.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of them.")] = 192,
+    prompts: Annotated[int, typer.Option(min=1, help="Answers per variant on emulated devices.")] = 6,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each of them.")] = 176,
     lookaheads: Annotated[str, typer.Option(help="Draft tokens per round of the synchronous chains.")] = "3,5,8,12",
     workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")] = False,

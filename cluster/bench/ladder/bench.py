@@ -35,8 +35,8 @@ class LadderSettings:
 
     sections: tuple[str, ...] = SECTIONS
     prompts: Sequence[Prompt] = BUILT_IN
-    num_prompts: int = 8  # per variant on emulated devices, at least 1
-    num_tokens: int = 192  # of each answer there
+    num_prompts: int = 6  # per variant on emulated devices, at least 1
+    num_tokens: int = 176  # of each answer there
     plain_tokens: int = 24  # of each answer of the target alone, whose pace is known after a few
     lookaheads: tuple[int, ...] = (3, 5, 8, 12)
     cpu_prompts: int = 4

@@ -34,7 +34,7 @@ def section_table(section: str, rows: list[Row]) -> Table:
     """What each variant of a section came to, theory beside it."""
     realms = ", ".join(dict.fromkeys(row.realm for row in rows))
     table = Table(title=escape(f"{section}: {realms}"), box=box.SIMPLE_HEAD)
-    table.add_column("variant", no_wrap=True)
+    table.add_column("variant")
     for header in ("speedup", "theory", "MAT", "agreement", "hits", "target busy"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:

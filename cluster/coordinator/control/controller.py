@@ -39,10 +39,12 @@ TRIAL_SHARE = 0.006  # of the target's time, lost to trials
 TRIAL_PLANS = 4  # of each sequence: in the first ones others are still busy with what they did before
 TRIAL_PLANS_ALONE = 2  # of a sequence that has its target for itself
 TRIAL_KNOWN = 3.0  # rounds of all sequences that are knowledge enough
+MOST = 0.7  # of the sequences must do a kind of rounds for its seconds to be that kind's
 ALIKE = 0.1  # planned rows may be this far from those of equal plans, relative
+TRIAL_AUDIT = 0.3  # rounds of plain decoding that must be known
 TRIAL_ENOUGH = 1.5  # rounds of all sequences that a trial is for
 DOUBT = 0.12  # of a round's seconds at a k near which nothing was measured, relative
-REFRESH_ROUNDS = 8  # between searches over trees, overlaps and cascades
+REFRESH_ROUNDS = 24  # between searches over trees, overlaps and cascades
 CROWD_MOVED = 1.25  # a change of load by this factor calls for such a search at once
 KNOWN_CHECKS = 3  # a lower tier that served so often without reporting a pass has none (n-grams): it is free
 
@@ -65,6 +67,7 @@ class SequenceControl:
         self.trial_id = 0
         self.trial_left = 0
         self.crowd = 0.0  # at the last search
+        self.kind_news = 0  # `Replica.kind_news` at the last search
         self.was_alike = False  # when it planned: all sequences of the target planned as much
         self.is_open = True
 
@@ -99,6 +102,8 @@ class Controller:
         if old is not None and old_id is not None:
             old.num_running -= 1
             old.planned -= part
+            if tier == self._limits.num_tiers - 1:
+                old.kind_counts[sequence.choice_made.kind] -= 1
             self._fleet.part(tier, old_id)
         new = None if replica_id is None else self._fleet.meet(tier, replica_id)
         sequence.replica_ids[tier], sequence.replicas[tier] = replica_id, new
@@ -107,6 +112,7 @@ class Controller:
             new.planned += part
             if tier == self._limits.num_tiers - 1:
                 sequence.trial_id, sequence.trial_left = new.trial_id, 0
+                new.kind_counts[sequence.choice_made.kind] += 1
 
     def close(self, sequence: SequenceControl) -> None:
         """The sequence has ended. Harmless when repeated."""
@@ -136,7 +142,7 @@ class Controller:
         if not target.curve.is_known or not all(self._is_known(sequence, tier) for tier in tiers):
             return self._cold(sequence, target, tiers, room, max_total_tokens)
         scene = self._scene(sequence, target, tiers, room)
-        choice, plain = self._choose(sequence, scene)
+        choice, plain = self._choose(sequence, target, scene)
         trial = self._trial(sequence, target, scene, choice)
         if trial is not None:
             return self._settle(sequence, trial, Reason.TRIAL, max_total_tokens)
@@ -167,7 +173,7 @@ class Controller:
             common_k=round(target.common_k.value),
         )
 
-    def _choose(self, sequence: SequenceControl, scene: Scene) -> tuple[Choice, float]:
+    def _choose(self, sequence: SequenceControl, target: Replica, scene: Scene) -> tuple[Choice, float]:
         """The best choice, with hysteresis, and the rate of plain."""
         now = sequence.choice
         chain, plain, current = best_chain(scene, now)
@@ -177,13 +183,17 @@ class Controller:
         if not only_chains:
             crowd = scene.target.crowd
             moved = not sequence.crowd / CROWD_MOVED < crowd < sequence.crowd * CROWD_MOVED
-            if moved or sequence.num_rounds >= sequence.refresh_at or now.longest > scene.max_k:
+            news = sequence.kind_news != target.kind_news  # the first one has taken to another kind of rounds
+            if moved or news or sequence.num_rounds >= sequence.refresh_at or now.longest > scene.max_k:
+                sequence.kind_news = target.kind_news
                 sequence.crowd = crowd
                 sequence.refresh_at = sequence.num_rounds + min(REFRESH_ROUNDS, 1 + sequence.num_rounds // 2)
                 best = best_of_all(scene, chain)
                 if best.is_chain or best.is_like(now) or best.rate > GAIN_KIND * chain.rate:
                     chain = best if not best.is_chain else chain
                 if not chain.is_chain:
+                    if target.kind_counts[chain.kind] == 0:
+                        target.kind_news += 1
                     return chain, plain
             elif not now.is_chain and now.longest <= scene.max_k and set(now.rungs) <= set(scene.tiers):
                 return now, plain
@@ -235,7 +245,7 @@ class Controller:
 
     def _trial(self, sequence: SequenceControl, target: Replica, scene: Scene, choice: Choice) -> Choice | None:
         """Another k for a round of all sequences, to learn what passes of as many rows cost."""
-        if 0 not in scene.tiers or not (choice.is_chain and choice.rungs in ((), (0,))):
+        if 0 not in scene.tiers:
             return None
         load = target.num_running
         if sequence.trial_id != target.trial_id:
@@ -243,32 +253,38 @@ class Controller:
             sequence.trial_left = TRIAL_PLANS if load > 1 else TRIAL_PLANS_ALONE
         if sequence.trial_left > 0:
             sequence.trial_left -= 1
-            if target.tried.rounds(load, target.trial_k) < target.trial_until:
+            if target.tried.rounds(load, (0,), target.trial_k) < target.trial_until:
                 k = min(target.trial_k, scene.max_k)
                 return Choice((0,), k) if k else Choice()
         target.trial_credit += TRIAL_SHARE / max(1, load)
         target.num_plans += 1
-        if target.num_plans % max(1, load):
+        if target.num_plans % max(3, load):  # once a round of all of them is often enough
             return None
         table = scene.table(0)
         rates = chain_rates(scene.accept(0, scene.top), table.seconds[: scene.max_k + 1])
-        now = min(choice.k, scene.max_k)
-        best, crowd, reach = rates[now], scene.target.crowd, target.curve.reach()
+        crowd, reach = scene.target.crowd, target.curve.reach()
         plans = TRIAL_PLANS if load > 1 else TRIAL_PLANS_ALONE
+        hopes = [rate * (1 + DOUBT / math.sqrt(0.5 + n)) for rate, n in zip(rates, table.rounds, strict=False)]
+        top = max(range(len(hopes)), key=hopes.__getitem__)  # may be far away: goodput has more than one peak
+        if choice.is_chain and choice.rungs in ((), (0,)):
+            now = min(choice.k, scene.max_k)
+            best, candidates = rates[now], {0, now // 2, 3 * now // 4, now, now + 1, now + 2 + now // 4, top}
+        else:
+            now, best, candidates = -1, max(choice.rate, 1e-9), {0, top}
         if target.trial_charged is not None:  # what the last one cost is known better than it was
             cost = plans * max(0.0, 1 - rates[min(target.trial_k, scene.max_k)] / best)
             target.trial_credit -= max(0.0, cost - target.trial_charged)
             target.trial_charged = None
         tried: tuple[float, float, int] | None = None
-        hopes = [rate / best * (1 + DOUBT / math.sqrt(0.5 + n)) for rate, n in zip(rates, table.rounds, strict=False)]
-        top = max(range(len(hopes)), key=hopes.__getitem__)  # may be far away: goodput has more than one peak
-        for k in {0, now // 2, 3 * now // 4, now, now + 1, now + 2 + now // 4, top}:
-            known = target.tried.rounds(load, k)
+        for k in candidates:
+            known = target.tried.rounds(load, (0,), k)
             if not 0 <= k <= scene.max_k or crowd * (k + 1) > reach or known >= (TRIAL_KNOWN if k != now else 1.0):
                 continue
-            hope = hopes[k]
             loss = plans * max(0.01, 1 - rates[k] / best) if k != now else 0.0
-            if hope > 1 and loss <= target.trial_credit:
+            # Plain must have been measured whatever the model thinks of it: nothing else shows that drafting slows
+            # the target down, or what a pass of a single row costs.
+            hopeful = hopes[k] > best or (k == 0 and known < TRIAL_AUDIT)
+            if hopeful and loss <= target.trial_credit:
                 tried = min(tried or (loss, known, k), (loss, known, k))
         if tried is None:
             return None
@@ -313,6 +329,9 @@ class Controller:
             sequence.choice = choice
             if target is not None and choice.is_chain and choice.rungs:
                 target.common_k.add(choice.k)
+        if target is not None:
+            target.kind_counts[sequence.choice_made.kind] -= 1
+            target.kind_counts[choice.kind] += 1
         sequence.choice_made = choice
         if target is not None:
             target.planned += choice.rows - sequence.rows
@@ -393,7 +412,7 @@ class Controller:
         rungs = report.plan.rungs
         inside_s = report.verify_model_s or report.verify_s
         made = sequence.choice_made
-        if made.seconds > 0:
+        if made.seconds > 0 and target.kind_counts[made.kind] >= MOST * target.num_running:
             target.kinds.setdefault(made.kind, Average(60.0)).add(min(4.0, report.round_s / made.seconds))
         if report.used_branch:
             target.switch_s.add(max(0.0, report.round_s - inside_s))
@@ -406,8 +425,8 @@ class Controller:
             around_s = report.round_s - report.verify_s - report.below_model_s
             wait = max(0.0, report.verify_s - inside_s) / inside_s
             target.saw_round(rungs, around_s, wait, report.round_s / inside_s, alike=alike)
-            if alike and made.is_chain and rungs in ((), (0,)):
-                target.tried.add(target.num_running, report.plan.k, report.round_s)
+            if alike and made.is_chain:
+                target.tried.add(target.num_running, rungs, report.plan.k, report.round_s)
         if len(rungs) == 1 and report.checks and report.plan.shape is not None:
             replica = sequence.replicas[rungs[0]]
             rows = next((p.rows for p in report.passes if p.tier == rungs[0]), 0)

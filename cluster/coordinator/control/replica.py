@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from cluster.coordinator.control.costs import Average, PassCurve
@@ -53,6 +54,8 @@ class Replica:
         self.news = 0  # rounds that were learned from
         self.tables: dict[Replica, Table] = {}  # by drafter
         self.kinds: dict[str, Average] = {}  # measured / expected seconds of rounds that are not chains
+        self.kind_counts: Counter[str] = Counter()  # sequences whose latest plan is of a kind
+        self.kind_news = 0  # how often a first sequence has taken to another kind
         self._company: dict[tuple[int, bool], Company] = {}  # by half octaves of load, and whether they draft
         self._drag = Average()
         self._around: dict[tuple[int, ...], Average] = {}  # hops and queues of a round with these rungs, s
@@ -158,7 +161,8 @@ class Replica:
         """What rounds take, as measured where they were. Worked out anew when much is new."""
         load = max(1, self.num_running)
         known = self.tables.get(draft)
-        if known is not None and known.load == load and self.news - known.news < max(2, load // 2):
+        patience = max(2, load // 2, min(5, self.news // 20))  # rounds
+        if known is not None and known.load == load and self.news - known.news < patience:
             return known
         costs, below_s = self.round(rungs, 0.0), draft.station().seconds(1.0)
         plain, station = self.station(drafting=False), self.station()
@@ -168,9 +172,11 @@ class Replica:
             rows = station.crowd * (k + 1)
             pass_s = station.drag * (flat + slope * (rows - knot) if rows > knot else flat)
             model.append(costs.draft_seconds(k * below_s, pass_s))
-        factors, rounds = [1.0] * (max_k + 1), [0.0] * (max_k + 1)
-        if rungs == (0,):  # only its rounds were noted: those of another drafter say nothing about this one's
-            factors, rounds = self.tried.factors(load, max_k, lambda load, k: self.seconds(load, k, draft, rungs))
+
+        def expected(other: float, k: int) -> float:
+            return model[k] if abs(other - load) < 0.01 * load else self.seconds(other, k, draft, rungs)
+
+        factors, rounds = self.tried.factors(load, rungs, max_k, expected)
         seconds = [s * f for s, f in zip(model, factors, strict=True)]
         table = self.tables[draft] = Table(seconds, factors, rounds, load, self.news)
         return table

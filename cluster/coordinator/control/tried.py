@@ -34,19 +34,22 @@ class Entry:
 
 
 class Tried:
-    """Of one target replica. `k` 0 is plain."""
+    """Of one target replica. `rungs` are those of a chain: one drafter's rounds say nothing about another's.
+
+    Plain rounds have k = 0 and no rungs, whatever they are compared with.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, int], Entry] = {}
+        self._entries: dict[tuple[int, tuple[int, ...], int], Entry] = {}  # by half octave of load, rungs, k
         self._round = 0.0  # of all sequences, so far
 
     def passed(self, load: int) -> None:
         """One of `load` sequences has made a round."""
         self._round += 1.0 / max(1, load)
 
-    def add(self, load: int, k: int, seconds: float) -> None:
+    def add(self, load: int, rungs: tuple[int, ...], k: int, seconds: float) -> None:
         """A round of a sequence while all `load` of them drafted about k tokens."""
-        key = (_octave(load), k)
+        key = (_octave(load), rungs, k)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(float(load), seconds)
@@ -56,15 +59,17 @@ class Tried:
             entry.seconds += (min(seconds, SPREAD * entry.seconds) - entry.seconds) / entry.num
         entry.round = self._round
 
-    def rounds(self, load: int, k: int) -> float:
+    def rounds(self, load: int, rungs: tuple[int, ...], k: int) -> float:
         """How many rounds of all sequences are known at this load and k; less with every round since."""
-        entry = self._entries.get((_octave(load), k))
+        entry = self._entries.get((_octave(load), rungs if k else (), k))
         return 0.0 if entry is None else self._weight(entry)
 
     def _weight(self, entry: Entry) -> float:
         return entry.num / entry.load * math.pow(0.5, (self._round - entry.round) / HALF_LIFE_ROUNDS)
 
-    def factors(self, load: int, max_k: int, model: Callable[[float, int], float]) -> tuple[list[float], list[float]]:
+    def factors(
+        self, load: int, rungs: tuple[int, ...], max_k: int, model: Callable[[float, int], float]
+    ) -> tuple[list[float], list[float]]:
         """[max_k + 1] measured seconds of a round / those of `model(load, k)`, and the rounds that this rests on.
 
         What was measured at a k stands for itself as soon as it is more than a round or two: the steps of a queue are
@@ -73,7 +78,9 @@ class Tried:
         near: list[tuple[int, float, float]] = []
         own: dict[int, tuple[float, float]] = {}
         here = _octave(load)
-        for (octave, k), entry in self._entries.items():
+        for (octave, used, k), entry in self._entries.items():
+            if k and used != rungs:
+                continue
             distance = abs(math.log2(entry.load / load))
             if distance <= NEAR:
                 expected = model(entry.load, k)
@@ -86,9 +93,10 @@ class Tried:
         factors, rounds = [], []
         for k in range(max_k + 1):
             mean, total = 0.0, PRIOR
+            kernel = _KERNEL[min(k, 64)]
             for other, weight, log_factor in near:
                 if (k == 0) == (other == 0):
-                    weight *= _kernel(k, other)
+                    weight *= kernel[min(other, 64)]
                     total += weight
                     mean += weight * log_factor
             own_weight, own_log = own.get(k, (0.0, 0.0))
@@ -104,6 +112,3 @@ def _octave(load: float) -> int:
 
 _KERNEL = [[math.pow(4.0, -abs(math.log2((a + 1) / (b + 1)))) for b in range(65)] for a in range(65)]
 
-
-def _kernel(a: int, b: int) -> float:
-    return _KERNEL[min(a, 64)][min(b, 64)]

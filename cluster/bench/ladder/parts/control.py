@@ -53,7 +53,7 @@ def control(bench: LadderBench) -> None:
             "vs_best_fixed": round(own / best, 4), "vs_plain": round(own / fixed[0], 4),
             "speedup_of_best_fixed": round(best / fixed[0], 4),
         })
-        name = f"{streams} streams, agreement {agreement:g}"
+        name = f"{streams} stream{'s' if streams > 1 else ''} at {agreement:g}"
         bench.rows.append(Row("control", SIMULATED, name, own / fixed[0], best / fixed[0]))
     bench.findings.details["control"] = found
     bench.realms["control"] = SIMULATED

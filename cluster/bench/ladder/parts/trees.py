@@ -10,7 +10,7 @@ from cluster.bench.ladder.parts.pairs import against_plain, best_sync_speedup, p
 from cluster.config import Config
 
 NODES = 63  # a pass of the target is flat to 64 rows
-DEPTHS = (8, 10)
+DEPTHS = (10,)
 AHEAD = {"branches": 16, "guesses": 2, "tokens": 10}
 AHEAD_NODES = 16  # of each branch, all of which are drafted in one pass of the target
 AHEAD_LOOKAHEADS = (6,)
