@@ -48,6 +48,7 @@ class ModelSpec:
     page_tokens: int = 64
     max_context_tokens: int | None = None  # None: the model's own limit
     max_batch_tokens: int = 512  # rows of one forward pass (prefill chunks share it with decoding)
+    gather_s: float = 0.0  # after a pass: wait so long for those whom it has answered
     prefill_tokens: int | None = None  # of these rows, for prompts while others decode; None: a quarter
     max_sequences: int = 64
     idle_timeout_s: float = 120.0  # a sequence nobody calls for this long is freed

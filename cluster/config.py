@@ -161,6 +161,10 @@ class TierConfig(_Section):
     page_tokens: Positive = Field(64, description="KV page, tokens")
     max_context_tokens: Positive | None = Field(None, description="longest sequence; null: the model's")
     max_batch_tokens: Annotated[int, Field(ge=2)] = Field(512, description="rows of one forward pass, tokens")
+    gather_s: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="while others wait, a pass begins so much later, for the sequences that the last one "
+        "answered: about two hops, where a pass costs about the same for few rows and for many, s",
+    )
     prefill_tokens: Positive | None = Field(
         None, description="of these, for prompts while others decode: more serves prompts sooner and makes the "
         "others wait longer for each token; null: a quarter, tokens",
@@ -242,7 +246,7 @@ class TierConfig(_Section):
             tensor_parallel_size=self.num_ranks, num_threads=self.num_threads,
             cores=self.cores, kv_tokens=self.kv_tokens, page_tokens=self.page_tokens,
             max_context_tokens=self.max_context_tokens,
-            max_batch_tokens=self.max_batch_tokens, prefill_tokens=self.prefill_tokens,
+            max_batch_tokens=self.max_batch_tokens, prefill_tokens=self.prefill_tokens, gather_s=self.gather_s,
             max_sequences=self.max_sequences,
             idle_timeout_s=self.idle_timeout_s, step_timeout_s=self.step_timeout_s,
         )

@@ -50,7 +50,7 @@ class Batch:
         self.num_steps = 0
         self.num_rows = 0
         self.forward_s = 0.0
-        self._pass_began_s = self._pass_ended_s = 0.0  # of the latest one
+        self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -73,6 +73,11 @@ class Batch:
         return sum(not is_branch(sequence_id) for sequence_id in list(self._table.active))
 
     @property
+    def num_expected(self) -> int:
+        """Sequences that the last pass has answered, and that have not called since."""
+        return sum(1 for s in self._table if s.job is None and s.has_run and s.last_used_s >= self.pass_ended_s)
+
+    @property
     def num_preemptions(self) -> int:
         """How often a sequence's pages were taken for another."""
         return self._planner.num_preemptions
@@ -80,7 +85,7 @@ class Batch:
     def attach(self, job: Job) -> None:
         """Take a call; one that cannot be taken fails."""
         if not job.model_seconds:  # it may have come while a pass was under way
-            job.model_seconds = max(0.0, self._pass_ended_s - max(self._pass_began_s, job.created_s))
+            job.model_seconds = max(0.0, self.pass_ended_s - max(self._pass_began_s, job.created_s))
         try:
             self._table.attach(job)
             self._attach_spawned(job)
@@ -144,8 +149,8 @@ class Batch:
             log.exception("forward pass failed")
             self.fail_all(error)
             return True  # the page copies are still to be made
-        self._pass_ended_s = time.monotonic()
-        seconds = self._pass_ended_s - began_s
+        self.pass_ended_s = time.monotonic()
+        seconds = self.pass_ended_s - began_s
         for active in self._table.active.values():
             assert active.job is not None
             active.job.model_seconds += seconds

@@ -130,11 +130,22 @@ class Engine:
             if not self._batch.num_active:
                 wait_s = _IDLE_WAIT_S
             else:
+                self._gather()
                 wait_s = None if self._guarded(self._batch.step) else _STUCK_WAIT_S
         for sequence_id in self._batch.sequence_ids:
             self._guarded(partial(self._batch.close, sequence_id))
         self._ended = True
         self._drain_commands(None)
+
+    def _gather(self) -> None:
+        """Wait for those whom the last pass has answered, so that they share the next one with those that wait.
+
+        Where calls need time to come back, sequences would else fall into groups that take turns, each in passes that
+        cost as much as one of all.
+        """
+        until_s = self._batch.pass_ended_s + self.spec.gather_s
+        while (left_s := until_s - time.monotonic()) > 0 and self._batch.num_expected and not self._stopping:
+            self._drain_commands(left_s)
 
     def _guarded(self, act: Callable[[], bool | None]) -> bool | None:
         """A fault of ours must not end the thread: every call would hang. What runs fails instead."""

@@ -39,6 +39,8 @@ AGREEMENTS = (0.3, 0.5, 0.7, 0.85, 0.95)
 LOOKAHEADS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 STAGGER_S = 0.15  # about two passes: who begins when is decided by nothing
 TOKENS = 96  # of a sequence
+TOKENS_BUSY = 64  # the same from `BUSY` streams on, where they take longest to simulate
+BUSY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def point_scenario(
     rng = np.random.default_rng(streams)
     first = sorted(rng.uniform(0.0, STAGGER_S, streams).tolist())
     load = Scripted((*first, *[STAGGER_S] * (streams * (sequences - 1))), streams)
-    scenario = large_pair(load, policy, drafters=1, targets=1, agreement=agreement, num_tokens=TOKENS)
+    num_tokens = TOKENS if streams < BUSY else TOKENS_BUSY
+    scenario = large_pair(load, policy, drafters=1, targets=1, agreement=agreement, num_tokens=num_tokens)
     return replace(scenario, tiers=tuple(replace(tier, gather_s=gather_s) for tier in scenario.tiers))
 
 

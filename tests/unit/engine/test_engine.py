@@ -185,3 +185,22 @@ def test_idle_sequences_are_freed_while_others_keep_the_engine_busy(make: Make) 
     assert closed.wait(60)
     stop.set()
     assert busy.future.result(10) == "done"
+
+
+def test_a_pass_waits_for_those_whom_the_last_one_answered_and_for_nobody_who_has_left(make: Make) -> None:
+    engine, runner = make(gather_s=30.0)
+    long, short = call("long", 5, num_steps=5), [call("short", 5, num_steps=1, round=n) for n in range(4)]
+    seen: list[int] = []
+    for job, following in zip(short, [*short[1:], None], strict=True):
+
+        def later(done: object, following: Decode | None = following) -> None:
+            seen.append(len(runner.steps[-1].kv_len))
+            if following is None:
+                engine.close("short")
+            else:
+                threading.Timer(0.01, engine.submit, [following]).start()
+
+        job.future.add_done_callback(later)
+    submit_all(engine, [long, short[0]])
+    assert long.future.result(20) == "done"
+    assert seen[1:] == [2, 2, 2]  # never alone, once both were there
