@@ -1,30 +1,11 @@
-"""What the sections in simulated time make of what they see."""
+"""Which ladder a controller has picked, and which ones are compared."""
 
 from __future__ import annotations
 
 import pytest
 
 from cluster.bench.ladder.configs import medium_to_target, small_to_target, three_pools, three_tiers
-from cluster.bench.ladder.parts.control import back_after, rate, scenario
 from cluster.bench.ladder.parts.tiers import LADDER_PICK, MEDIUM_PICK, PLAIN_PICK, SMALL_PICK, Sizes, pick
-from cluster.simulation.scenario import FixedLookahead
-
-BEFORE = [(1, 8)] * 30
-SPIKE = [(64, 0)] * 500
-
-
-def test_recovery_is_counted_from_the_end_of_the_crowd() -> None:
-    assert back_after([*BEFORE, *SPIKE, *[(1, 0)] * 7, *[(1, 8)] * 20]) == 5  # the median of five is back
-    assert back_after([*BEFORE, *SPIKE, *[(1, 8)] * 20]) == 0
-
-
-def test_what_never_recovers_counts_all_rounds() -> None:
-    assert back_after([*BEFORE, *SPIKE, *[(1, 0)] * 40]) == 40
-
-
-def test_a_spike_without_lone_rounds_around_it_is_no_measurement() -> None:
-    with pytest.raises(ValueError, match="no lone rounds"):
-        back_after(SPIKE)
 
 
 @pytest.mark.parametrize(("small", "medium", "picked"), [
@@ -44,7 +25,3 @@ def test_the_ladders_differ_in_nothing_but_their_tiers() -> None:
     assert [tier.name for tier in medium_to_target().tiers] == ["medium", "target"]
     assert [len(pool) for pool in three_pools().processes] == [1, 1, 1]
     assert three_tiers(3).tiers[0].window == 3
-
-
-def test_a_simulated_chain_is_faster_than_plain() -> None:
-    assert rate(scenario(1, 0.85, FixedLookahead(4))) > 2 * rate(scenario(1, 0.85, FixedLookahead(0)))
