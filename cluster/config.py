@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from actors.spec import EMULATED, DrafterSpec, EmulationSpec, InlineTier, ModelSpec
+from cluster.config_ahead import check_ahead
 from cluster.config_emulation import check_emulation, emulation_spec
 from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
@@ -367,6 +368,7 @@ class Config(_Section):
         if self.sampling.max_tokens > self.limits.max_tokens:
             raise ValueError(f"sampling.max_tokens: {self.sampling.max_tokens} exceeds limits.max_tokens "
                              f"{self.limits.max_tokens}; lower it")
+        check_ahead(self)
         return self
 
     @property

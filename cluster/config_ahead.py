@@ -1,0 +1,31 @@
+"""Whether a ladder can overlap its rounds, or draft trees, as it is asked to: nothing is left out in silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.config import Config
+
+
+def check_ahead(config: Config) -> None:
+    """Raises ValueError with one line."""
+    speculation, pools = config.speculation, config.processes
+    for name, wanted in (("overlap", speculation.overlap), ("tree", speculation.tree)):
+        if wanted is None:
+            continue
+        if len(pools) == 1:
+            raise ValueError(
+                f"speculation.{name}: there is no draft pool beside the target's; add one or remove {name}"
+            )
+        if len(pools) > 2 and speculation.lookahead != "auto":
+            raise ValueError(
+                f"speculation.{name}: rounds of {len(pools)} pools take turns, over chains; put the lower tiers "
+                f"inline, set lookahead: auto, or remove {name}"
+            )
+    lowest = config.tiers[pools[0][-1]]
+    if speculation.tree is not None:
+        if len(pools[0]) > 1:
+            raise ValueError(f"speculation.tree: {lowest.name!r} has tiers inline and drafts chains; remove tree")
+        if lowest.drafter is not None and lowest.drafter.kind == "ngram":
+            raise ValueError("speculation.tree: an ngram drafter drafts chains; remove tree")

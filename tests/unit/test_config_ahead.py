@@ -1,0 +1,43 @@
+"""Overlap and trees that a ladder cannot have are refused, with one line that names the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.config import ConfigError, load_config
+
+DRAFT: dict[str, Any] = {"name": "draft", "model": "builtin:smollm2"}
+TARGET: dict[str, Any] = {"name": "target", "model": "builtin:smollm2"}
+MIDDLE: dict[str, Any] = {"name": "middle", "model": "builtin:smollm2"}
+OVERLAP: dict[str, Any] = {"overlap": {"branches": 4}}
+TREE: dict[str, Any] = {"tree": {"nodes": 8}}
+
+
+def load(tiers: list[dict[str, Any]], **speculation: Any) -> None:
+    load_config({"tiers": tiers, "speculation": speculation}, {})
+
+
+@pytest.mark.parametrize("asked", [OVERLAP, TREE, {"tree": {"widths": [2, 1]}}, {"tree": {"siblings": 1}}])
+def test_two_pools_overlap_and_draft_trees(asked: dict[str, Any]) -> None:
+    load([DRAFT, TARGET], **asked)
+    load([DRAFT, MIDDLE, TARGET], lookahead="auto", **asked)
+
+
+@pytest.mark.parametrize(("tiers", "asked", "line"), [
+    ([TARGET], OVERLAP, "no draft pool beside"),
+    ([{**DRAFT, "inline": True}, TARGET], TREE, "no draft pool beside"),
+    ([DRAFT, MIDDLE, TARGET], OVERLAP, "lookahead: auto"),
+    ([DRAFT, MIDDLE, TARGET], TREE, "over chains"),
+    ([{**DRAFT, "inline": True}, MIDDLE, TARGET], TREE, "'middle' has tiers inline"),
+    ([{"name": "copy", "drafter": {"kind": "ngram"}}, TARGET], TREE, "ngram drafter drafts chains"),
+    ([DRAFT, TARGET], {"tree": {"nodes": 8, "siblings": 1}}, "give either widths"),
+])
+def test_what_cannot_be_is_refused(tiers: list[dict[str, Any]], asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load(tiers, **asked)
+
+
+def test_a_cascade_overlaps_for_one_outcome() -> None:
+    load([{**DRAFT, "inline": True}, MIDDLE, TARGET], **OVERLAP)
