@@ -256,9 +256,9 @@ class TierConfig(_Section):
 class OverlapConfig(_Section):
     """Drafting for the outcomes of the target's pass while it is under way; for ladders of two pools."""
 
-    branches: Positive = Field(16, description="outcomes drafted for at most")
+    branches: Annotated[int, Field(ge=1, le=256)] = Field(16, description="outcomes drafted for at most")
     guesses: Positive = Field(2, description="of these, for one number of accepted tokens")
-    tokens: Positive = Field(8, description="drafted for each outcome, tokens")
+    tokens: Positive = Field(8, description="drafted for each outcome, if lookahead is a number, tokens")
     siblings: Annotated[int, Field(ge=0, le=8)] = Field(0, description="tokens beside each of these, as in tree")
 
 
@@ -266,7 +266,7 @@ class TreeConfig(_Section):
     """Drafts that branch."""
 
     widths: tuple[Positive, ...] = Field((), description="a static tree: children per node of each level")
-    nodes: Annotated[int, Field(ge=0)] = Field(0, description="a dynamic tree: its size, tokens")
+    nodes: Annotated[int, Field(ge=0, le=512)] = Field(0, description="a dynamic tree: its size, tokens")
     siblings: Annotated[int, Field(ge=0, le=8)] = Field(
         0, description="a comb: a chain, and beside each of its tokens so many that were next best",
     )
@@ -380,6 +380,11 @@ class Config(_Section):
     def processes(self) -> tuple[tuple[int, ...], ...]:
         """The tiers of each process, small to target: one pool each, known by its last tier."""
         return processes(self.tiers)
+
+    @property
+    def target_drafts(self) -> bool:
+        """Whether all lower tiers run in the target's process, so that it drafts for itself."""
+        return len(self.processes) == 1 and len(self.tiers) > 1
 
     def inline_tiers(self, index: int) -> tuple[InlineTier, ...]:
         """The tiers that run in the process of tier `index`, the last of its process; smallest first."""

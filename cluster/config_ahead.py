@@ -23,6 +23,18 @@ def check_ahead(config: Config) -> None:
                 f"speculation.{name}: rounds of {len(pools)} pools take turns, over chains; put the lower tiers "
                 f"inline, set lookahead: auto, or remove {name}"
             )
+    if speculation.overlap is not None and len(pools[-1]) > 1:
+        raise ValueError(
+            "speculation.overlap: a target with tiers inline verifies other drafts than those that came; remove "
+            "overlap, or inline from the tiers below the target"
+        )
+    if speculation.lookahead == "auto":
+        for name, siblings in (("tree", speculation.tree), ("overlap", speculation.overlap)):
+            if siblings is not None and siblings.siblings:
+                raise ValueError(
+                    f"speculation.{name}.siblings: the controller plans no combs; remove siblings, or set lookahead "
+                    "to a number"
+                )
     lowest = config.tiers[pools[0][-1]]
     if speculation.tree is not None:
         if len(pools[0]) > 1:

@@ -103,7 +103,7 @@ class RayLease:
         self._learn = learn
         self._revoked = False
         self._released = False
-        self._under_way: dict[Kind, asyncio.Future[bytes]] = {}  # the latest call of each kind
+        self._under_way: set[asyncio.Future[bytes]] = set()
         self._watch = asyncio.create_task(self._follow())
 
     @property
@@ -133,7 +133,7 @@ class RayLease:
                 logger.info("lease lost: %s", _reason(error), extra={
                     "request_id": self._sequence_id, "replica_id": self.replica_id})
         self._revoked = True
-        for call in self._under_way.values():  # Ray knows of a machine's end before the connection does
+        for call in list(self._under_way):  # Ray knows of a machine's end before the connection does
             if not call.done():
                 call.set_exception(ChannelLost("its lease ended"))
 
@@ -195,7 +195,9 @@ class RayLease:
         return decode_verdict(answer)
 
     def _call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
-        answer = self._under_way[kind] = self._channel.call(kind, payload)
+        answer = self._channel.call(kind, payload)
+        self._under_way.add(answer)
+        answer.add_done_callback(self._under_way.discard)
         return answer
 
     async def release(self, held: Ids | None = None) -> None:

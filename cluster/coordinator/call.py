@@ -53,15 +53,18 @@ async def verify_within(
             if ends_at_deadline:
                 raise DeadlinePassed
             raise DraftLate(f"the draft was not ready within {bounds.draft_s:.3f} s")
-    bounds.left_s()  # before there is a call that would have to be taken back
+    limit = bounds.within(bounds.verify_s)  # before there is a call that would have to be taken back
     answer = call()
     on_sent()
-    return await verdict_within(answer, bounds)
+    return await verdict_within(answer, limit)
 
 
-async def verdict_within(answer: Awaitable[Verdict], bounds: CallBounds) -> Verdict:
-    """A verdict under way. Raises `ReplicaLate`, `DeadlinePassed`, and what the call raises."""
-    wait_s, ends_at_deadline = bounds.within(bounds.verify_s)
+async def verdict_within(answer: Awaitable[Verdict], limit: tuple[float, bool]) -> Verdict:
+    """A verdict under way; `limit` as `CallBounds.within` has it.
+
+    Raises `ReplicaLate`, `DeadlinePassed`, and what the call raises.
+    """
+    wait_s, ends_at_deadline = limit
     try:
         async with asyncio.timeout(wait_s):
             try:
@@ -74,4 +77,4 @@ async def verdict_within(answer: Awaitable[Verdict], bounds: CallBounds) -> Verd
     except TimeoutError:
         if ends_at_deadline:
             raise DeadlinePassed from None
-        raise ReplicaLate(f"the verify pass took longer than {bounds.verify_s:.3f} s") from None
+        raise ReplicaLate(f"the verify pass took longer than {wait_s:.3f} s") from None

@@ -126,7 +126,12 @@ class Climb:
             return None
         self._look_ahead(flight.round, flight.branch.draft)
         try:
-            verdict = await verdict_within(flight.verdict, self._bounds(target, NO_TOKENS, None))
+            bounds = self._bounds(target, NO_TOKENS, None)
+            verdict = await verdict_within(flight.verdict, bounds.within(bounds.verify_s))
+        except NoRoom:
+            self._rider.give_up()
+            self._figures.degrade(target.index, "ahead_refused", target.lease.replica_id, "NoRoom")
+            return None
         except ReplicaLost as error:
             self._rider.give_up()
             self._lose_target(error)

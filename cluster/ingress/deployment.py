@@ -82,7 +82,7 @@ class Ingress:
             ],
             windows=[config.tiers[shared[-1]].window for shared in config.processes[used][1:-1]],
             settings=coordinator_settings(config), controller=controller(config, len(pools[used])),
-            target_drafts=len(config.processes[-1]) > 1,
+            target_drafts=config.target_drafts,
         )
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: StatusContext) -> pb.GenerateResponse:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+
 from cluster.config import Config
 from cluster.coordinator.control.controller import Controller
 from cluster.coordinator.control.plan import ControlLimits, TreeKind
@@ -29,10 +32,11 @@ def controller(config: Config, num_tiers: int) -> Controller | None:
     if speculation.lookahead != "auto" or num_tiers < 2:
         return None
     overlap, tree = speculation.overlap, speculation.tree
+    num_nodes = 1 if tree is None else tree.nodes or sum(itertools.accumulate(tree.widths, operator.mul))
     trees = TreeKind.NONE if tree is None else TreeKind.STATIC if tree.widths else TreeKind.DYNAMIC
     return Controller(ControlLimits(
         num_tiers=num_tiers, max_lookahead=speculation.max_lookahead,
         max_branches=0 if overlap is None else overlap.branches,
         max_guesses=1 if overlap is None else overlap.guesses,
-        trees=trees, max_tree_nodes=max(tree.nodes, sum(tree.widths)) if tree is not None else 1,
+        trees=trees, max_tree_nodes=num_nodes,
     ))

@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         ],
         "speculation": {
             "draft_timeout_s": 60, "lookahead": "auto", "tree": {"nodes": 12},
-            "overlap": {"branches": 8, "guesses": 2, "tokens": 4, "siblings": 1},
+            "overlap": {"branches": 8, "guesses": 2, "tokens": 4},
         },
         "limits": {"max_prompt_tokens": 256, "max_tokens": 128},
         "sampling": {"max_tokens": 48},

@@ -19,10 +19,17 @@ def load(tiers: list[dict[str, Any]], **speculation: Any) -> None:
     load_config({"tiers": tiers, "speculation": speculation}, {})
 
 
-@pytest.mark.parametrize("asked", [OVERLAP, TREE, {"tree": {"widths": [2, 1]}}, {"tree": {"siblings": 1}}])
+@pytest.mark.parametrize("asked", [OVERLAP, TREE, {"tree": {"widths": [2, 1]}}])
 def test_two_pools_overlap_and_draft_trees(asked: dict[str, Any]) -> None:
     load([DRAFT, TARGET], **asked)
     load([DRAFT, MIDDLE, TARGET], lookahead="auto", **asked)
+
+
+def test_combs_are_for_a_lookahead_that_is_a_number() -> None:
+    load([DRAFT, TARGET], tree={"siblings": 1}, overlap={"siblings": 2})
+    for asked in ({"tree": {"siblings": 1}}, {"overlap": {"siblings": 2}}):
+        with pytest.raises(ConfigError, match="plans no combs"):
+            load([DRAFT, TARGET], lookahead="auto", **asked)
 
 
 @pytest.mark.parametrize(("tiers", "asked", "line"), [
@@ -30,6 +37,7 @@ def test_two_pools_overlap_and_draft_trees(asked: dict[str, Any]) -> None:
     ([{**DRAFT, "inline": True}, TARGET], TREE, "no draft pool beside"),
     ([DRAFT, MIDDLE, TARGET], OVERLAP, "lookahead: auto"),
     ([DRAFT, MIDDLE, TARGET], TREE, "over chains"),
+    ([DRAFT, {**MIDDLE, "inline": True}, TARGET], OVERLAP, "verifies other drafts"),
     ([{**DRAFT, "inline": True}, MIDDLE, TARGET], TREE, "'middle' has tiers inline"),
     ([{"name": "copy", "drafter": {"kind": "ngram"}}, TARGET], TREE, "ngram drafter drafts chains"),
     ([DRAFT, TARGET], {"tree": {"nodes": 8, "siblings": 1}}, "give either widths"),

@@ -89,3 +89,14 @@ def test_each_mistake_is_one_line_that_names_field_and_fix(
         load(*inline, **changes)
     (only,) = caught.value.lines
     assert only.startswith(line)
+
+
+@pytest.mark.parametrize(("inline", "drafts"), [
+    ((), False), ((0,), False), ((1,), False), ((0, 1), True),
+])
+def test_a_target_drafts_for_itself_only_with_every_lower_tier_inline(inline: tuple[int, ...], drafts: bool) -> None:
+    tiers = [
+        {"name": name, "model": "builtin:smollm2", "inline": index in inline}
+        for index, name in enumerate(("small", "medium", "target"))
+    ]
+    assert load_config({"tiers": tiers}, {}).target_drafts is drafts

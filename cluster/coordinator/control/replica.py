@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from cluster.coordinator.control.costs import Average, PassCurve
 from cluster.coordinator.control.goodput import Round, Station
@@ -52,7 +53,8 @@ class Replica:
         self.planned = 0
         self.tried = Tried()
         self.news = 0  # rounds that were learned from
-        self.tables: dict[Replica, Table] = {}  # by drafter
+        # By drafter, as long as that is known itself:
+        self.tables: WeakKeyDictionary[Replica, Table] = WeakKeyDictionary()
         self.kinds: dict[str, Average] = {}  # measured / expected seconds of rounds that are not chains
         self.kind_counts: Counter[str] = Counter()  # sequences whose latest plan is of a kind
         self.kind_news = 0  # how often a first sequence has taken to another kind
