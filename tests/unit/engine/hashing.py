@@ -40,6 +40,9 @@ class Hashing:
 
     def forward(self, step: StepInput) -> torch.Tensor:
         """One-hot rows."""
+        flat = self._slots.reshape(-1)
+        for source, target in step.moves:  # one after another
+            flat[target] = flat[source]
         self._slots[step.copies[:, 1]] = self._slots[step.copies[:, 0]]
         self._slots.reshape(-1)[step.slots] = step.input_ids
         logits = torch.zeros(len(step.logit_rows), VOCAB)
@@ -47,5 +50,17 @@ class Hashing:
             s = int(np.searchsorted(step.cu_query, row, side="right")) - 1
             held = self._slots[step.pages[step.cu_pages[s] : step.cu_pages[s + 1]]].reshape(-1)[: step.kv_len[s]]
             assert (held >= 0).all()
-            logits[out, next_id(held[: step.positions[row] + 1])] = 1.0
+            logits[out, next_id(held[_seen(step, s, int(row))])] = 1.0
         return logits
+
+
+def _seen(step: StepInput, s: int, row: int) -> Ids:
+    """Places, in the text of sequence `s`, of the tokens that a row attends to: in a tree, its own path alone."""
+    first, end = int(step.cu_query[s]), int(step.cu_query[s + 1])
+    start = int(step.kv_len[s]) - (end - first)
+    path: list[int] = []
+    node = row - first
+    while node >= 0:
+        path.append(start + node)
+        node = node - 1 if not len(step.parents) else int(step.parents[first + node])
+    return np.array([*range(start), *path[::-1]], np.int32)

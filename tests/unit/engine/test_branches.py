@@ -41,8 +41,10 @@ class Client:
 
     def context(self) -> Context:
         self.round += 1
+        # As a coordinator does, it counts on no more than what it has told as the truth before.
+        known = min(self.num_told, len(self.ids) - 1)
+        start = 0 if self.rng.random() < 0.5 else int(self.rng.integers(0, known + 1))
         self.num_told = len(self.ids)
-        start = 0 if self.rng.random() < 0.5 else int(self.rng.integers(0, len(self.ids)))
         return Context(self.name, start, self.ids[start:], 1, len(self.ids), SamplingParams(), self.round)
 
     def shape(self) -> DraftShape:
