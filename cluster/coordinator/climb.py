@@ -128,21 +128,15 @@ class Climb:
         try:
             bounds = self._bounds(target, NO_TOKENS, None)
             verdict = await verdict_within(flight.verdict, bounds.within(bounds.verify_s))
-        except NoRoom:
-            self._rider.give_up()
-            self._figures.degrade(target.index, "ahead_refused", target.lease.replica_id, "NoRoom")
-            return None
-        except ReplicaLost as error:
-            self._rider.give_up()
-            self._lose_target(error)
-            await self._reach_target()
-            return None
         except DeadlinePassed:
-            self._rider.give_up()
             raise
         except Exception as error:  # whatever broke it, an ordinary round does not need it
             self._rider.give_up()
-            self._figures.degrade(target.index, "ahead_refused", target.lease.replica_id, type(error).__name__)
+            if isinstance(error, ReplicaLost) and not isinstance(error, NoRoom):
+                self._lose_target(error)
+                await self._reach_target()
+            else:
+                self._figures.degrade(target.index, "ahead_refused", target.lease.replica_id, type(error).__name__)
             return None
         if verdict.missed or verdict.prefix_missing:
             self._rider.give_up()

@@ -58,4 +58,5 @@ def test_whatever_the_controller_chooses_leaves_the_text_as_it_is(service: Servi
     alone = service.ask(replace(options, speculation=False), PROMPT)
     got = service.all_at_once([options] * 6, PROMPT)
     assert all(one.token_ids == alone.token_ids for one in got)
+    assert sum(one.finish.speculation.num_drafted for one in got) > 0  # else it would prove nothing
     service.wait_idle()

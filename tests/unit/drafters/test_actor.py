@@ -24,8 +24,8 @@ class Silent(Drafter):
     """Knows nothing."""
 
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
-        """Not asked here."""
-        raise NotImplementedError
+        """As one whose memory was closed."""
+        raise LookupError("knows nothing")
 
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Holds nothing."""
@@ -84,7 +84,7 @@ def test_a_copied_branch_ends_where_the_plan_does(total: int, length: int) -> No
 
 def test_a_drafter_that_cannot_draft_ahead_says_why() -> None:
     found = ask("make_silent", Draft(np.array([3], np.int32)))
-    assert (found.round, found.error) == (1, "NotImplementedError: ")
+    assert (found.round, found.error) == (1, "LookupError: knows nothing")
 
 
 def test_a_drafter_that_breaks_costs_no_more_than_its_branches() -> None:
