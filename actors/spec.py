@@ -15,7 +15,8 @@ class Voice:
     seed: int = 0
     agreement: tuple[float, ...] = ()  # with the voice it follows, by position in a draft, the last value from there
     # on; empty: it follows nobody
-    second_guess: float = 0.0  # share of its wrong words where its second best is right
+    further_guesses: tuple[float, ...] = ()  # by rank, from its second best word on: chance that this one is right
+    # where all better ones are wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,15 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
-def _by_position(value: object) -> object:
-    """Shares by position, where one for all may be given as a number."""
+_MAX_GUESSES = 32  # named words of an emulated tier, its best included: a vocabulary has at least 64
+
+
+def _in_turn(value: object) -> object:
+    """Shares, one after another, where one alone may be given as a number."""
     if value is None or isinstance(value, list | tuple):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no share; give one, e.g. 0.85, or a list of them by position")
+        raise ValueError(f"{value!r} is no share; give one, e.g. 0.85, or a list of them")
     return (value,)
 
 
@@ -103,12 +106,13 @@ class EmulationConfig(_Section):
     hop_s: Annotated[float, Field(ge=0, le=10)] = Field(
         0.0, description="network: each call to this tier and each of its answers takes so much longer, s",
     )
-    agreement: Annotated[tuple[float, ...] | None, BeforeValidator(_by_position)] = Field(
+    agreement: Annotated[tuple[float, ...] | None, BeforeValidator(_in_turn)] = Field(
         None, description="how often it says what the tier it follows says; tier 0 may give a list, by position in "
         "the draft; null: only for the target",
     )
-    second_guess: float | None = Field(
-        None, description="share of its wrong tokens where its second best is right; null: 0",
+    further_guesses: Annotated[tuple[float, ...] | None, BeforeValidator(_in_turn)] = Field(
+        None, description="how often its second best token is right where the best is wrong, then its third best where "
+        "both are, and so on; one number: the second best only; null: never",
     )
     follows: str | None = Field(None, description="name of the tier it is a copy of; null: the next one")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="another seed, other choices")
@@ -120,8 +124,12 @@ class EmulationConfig(_Section):
                 raise ValueError(f"agreement {value:g} lies outside 0 to 1; give a share, e.g. 0.85")
         if self.agreement == ():
             raise ValueError("agreement is an empty list; give a share, or one for each position")
-        if self.second_guess is not None and not 0 <= self.second_guess <= 1:
-            raise ValueError(f"second_guess {self.second_guess:g} lies outside 0 to 1; give a share, e.g. 0.5")
+        for value in self.further_guesses or ():
+            if not 0 <= value <= 1:
+                raise ValueError(f"further_guesses {value:g} lies outside 0 to 1; give shares, e.g. [0.5, 0.3]")
+        if self.further_guesses is not None and len(self.further_guesses) >= _MAX_GUESSES:
+            most = _MAX_GUESSES - 1
+            raise ValueError(f"further_guesses has {len(self.further_guesses)} ranks; at most {most} are emulated")
         return self
 
 

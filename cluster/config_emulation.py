@@ -18,8 +18,9 @@ def check_emulation(tiers: Sequence[TierConfig]) -> None:
         if emulation is None:
             continue
         if index == len(tiers) - 1:
-            if emulation.agreement is not None or emulation.second_guess is not None or emulation.follows is not None:
-                raise ValueError(f"{where}: the target follows nobody; remove agreement, second_guess and follows")
+            of_a_follower = (emulation.agreement, emulation.further_guesses, emulation.follows)
+            if any(setting is not None for setting in of_a_follower):
+                raise ValueError(f"{where}: the target follows nobody; remove agreement, further_guesses and follows")
             continue
         if emulation.agreement is None:
             raise ValueError(f"{where}.agreement: is required below the target; give a share, e.g. 0.85")
@@ -43,7 +44,7 @@ def emulation_spec(tiers: Sequence[TierConfig], index: int) -> EmulationSpec | N
     while True:
         own = tiers[current].emulation
         assert own is not None  # checked: only emulated tiers are followed
-        voices.append(Voice(names[current], own.seed, own.agreement or (), own.second_guess or 0.0))
+        voices.append(Voice(names[current], own.seed, own.agreement or (), own.further_guesses or ()))
         if current == len(tiers) - 1:
             break
         current = current + 1 if own.follows is None else names.index(own.follows)

@@ -1,4 +1,4 @@
-"""Logits of an emulated model: dense rows, of which only two entries are ever written."""
+"""Logits of an emulated model: dense rows, of which only the best words' entries are ever written."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from actors.engine.step import Int32s
 
 NEVER = -1e4  # logit of ids that are no words: probability 0 at any temperature
 _LEAST_BEST = 0.02  # the best word keeps its place however seldom it is right
+_BEHIND = 0.9  # a word has at most so much of what the next better one has
 _LEAST_REST = 1e-6  # what is left for the words that nobody names, all together
 
 
 class Head:
     """Rows whose softmax at temperature 1 says how far the voice is to be trusted.
 
-    The best word has the probability `agreement`, the second `second_guess` of what is left (but stays behind the
-    best), and all other words share the rest evenly. Rows are kept from pass to pass: filling [rows, vocabulary]
-    anew would take longer than a small device's pass.
+    Each of the choice's words has its chance of what the better ones leave (but stays behind them), and all other
+    words share the rest evenly. Rows are kept from pass to pass: filling [rows, vocabulary] anew would take longer
+    than a small device's pass.
     """
 
     def __init__(self, words: Int32s, vocab_size: int) -> None:
@@ -41,16 +42,19 @@ class Head:
         values = self._rows.numpy()
         if self._written is not None:
             values[self._written] = 0.0
-        index = np.repeat(np.arange(count, dtype=np.int32), 2)
-        ids = self._words[[word for choice in choices for word in (choice.second, choice.best)]]
+        index = np.repeat(np.arange(count, dtype=np.int32), [len(choice.words) for choice in choices])
+        ids = self._words[[word for choice in choices for word in choice.words]]
         levels = [level for choice in choices for level in self._levels(choice)]
         values[index, ids] = np.array(levels, np.float32)
         self._written = (index, ids)
         return self._rows[:count]
 
-    def _levels(self, choice: Choice) -> tuple[float, float]:
-        """Logits of the second and the best word, when those of all others are 0."""
-        best = max(choice.agreement, _LEAST_BEST)
-        second = min(choice.second_guess * (1.0 - best), 0.9 * best)
-        share = max(1.0 - best - second, _LEAST_REST) / (len(self._words) - 2)
-        return math.log(max(second, share) / share), math.log(best / share)
+    def _levels(self, choice: Choice) -> list[float]:
+        """Logits of the choice's words, when those of all others are 0."""
+        shares = [max(choice.chances[0], _LEAST_BEST)]
+        rest = 1.0 - shares[0]
+        for chance in choice.chances[1:]:
+            shares.append(min(chance * rest, _BEHIND * shares[-1]))
+            rest -= shares[-1]
+        each = max(rest, _LEAST_REST) / (len(self._words) - len(shares))
+        return [math.log(max(share, each) / each) for share in shares]

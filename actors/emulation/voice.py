@@ -36,12 +36,25 @@ def extend(prefix: int, token: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The two best words after a prefix, as indices of words, and how far they are trusted."""
+    """The best words after a prefix, as indices of words, and how far they are trusted."""
 
-    best: int
-    second: int
-    agreement: float  # chance that `best` is what the followed voice says; 1 for a voice that follows nobody
-    second_guess: float  # chance that `second` is, if `best` is not
+    words: tuple[int, ...]  # best first, all different
+    chances: tuple[float, ...]  # of each, that it is what the followed voice says if no better one is: the agreement,
+    # then the further guesses; 1 for a voice that follows nobody
+
+    @property
+    def best(self) -> int:
+        """The word that is said."""
+        return self.words[0]
+
+
+def shares(chances: Sequence[float]) -> list[float]:
+    """How often the word of each rank is right, when `chances` say how often it is where no better one is."""
+    found, left = [], 1.0
+    for chance in chances:
+        found.append(left * chance)
+        left -= found[-1]
+    return found
 
 
 class Speaker:
@@ -59,7 +72,7 @@ class Speaker:
     def choose(self, prefix: int, position: int = 0) -> Choice:
         """What is said after the prefix of that hash, `position` own words into a draft."""
         followed = mix(prefix ^ self._salts[-1]) % self._num_words
-        choice = Choice(followed, (followed + 1) % self._num_words, 1.0, 0.0)
+        choice = Choice((followed,), (1.0,))
         for level in range(len(self._voices) - 2, -1, -1):
             choice = self._follow(level, prefix, position, choice.best)
         return choice
@@ -67,17 +80,25 @@ class Speaker:
     def _follow(self, level: int, prefix: int, position: int, followed: int) -> Choice:
         voice, count = self._voices[level], self._num_words
         agreement = voice.agreement[min(position if level == 0 else 0, len(voice.agreement) - 1)]
-        first = mix(prefix ^ self._salts[level])
-        other = mix(first + GOLDEN)
-        own = 1 + (first & 0xFFFF_FFFF) % (count - 1)  # distance from the followed word: never 0
-        if (first >> 32) * _UNIT < agreement:
-            return Choice(followed, (followed + own) % count, agreement, voice.second_guess)
-        best = (followed + own) % count
-        if (other >> 32) * _UNIT < voice.second_guess:
-            return Choice(best, followed, agreement, voice.second_guess)
-        neither = 1 + (other & 0xFFFF_FFFF) % (count - 2)
-        neither += neither >= own
-        return Choice(best, (followed + neither) % count, agreement, voice.second_guess)
+        chances = (agreement, *voice.further_guesses)
+        distances: list[int] = []  # of the words from the followed one; only its own is 0
+        draw = mix(prefix ^ self._salts[level])
+        while len(distances) < len(chances):
+            if 0 not in distances and (draw >> 32) * _UNIT < chances[len(distances)]:
+                distances.append(0)
+            else:
+                distances.append(_other_than(distances, draw & 0xFFFF_FFFF, count))
+                draw = mix(draw + GOLDEN)
+        return Choice(tuple([(followed + distance) % count for distance in distances]), chances)
+
+
+def _other_than(distances: list[int], draw: int, count: int) -> int:
+    """A distance from 1 below `count` that is not among `distances`, all of them equally likely."""
+    taken = sorted(distance for distance in distances if distance)
+    distance = 1 + draw % (count - 1 - len(taken))
+    for other in taken:
+        distance += distance >= other
+    return distance
 
 
 def _salt(voice: Voice) -> int:

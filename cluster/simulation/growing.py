@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from actors.emulation.voice import Speaker, extend
+from actors.emulation.voice import Speaker, extend, shares
 from actors.messages import DraftShape
 
 NUM_WORDS = 32_000  # of the simulated vocabulary, whose ids are the words themselves
-MAX_CHILDREN = 2  # of a node of a dynamic tree: an emulated model trusts no further word
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +23,13 @@ class Grown:
 def guesses(speaker: Speaker, prefix: int, position: int, count: int) -> list[tuple[int, float]]:
     """The `count` likeliest tokens, all different, best first, each with the chance that it is what is followed."""
     choice = speaker.choose(prefix, position)
-    chances = [(choice.best, choice.agreement), (choice.second, (1 - choice.agreement) * choice.second_guess)][:count]
+    found = list(zip(choice.words, shares(choice.chances), strict=True))[:count]
     token = choice.best
-    while len(chances) < count:  # no more are right than by accident
+    while len(found) < count:  # no more are right than by accident
         token = (token + 1) % NUM_WORDS
-        if token != choice.second:
-            chances.append((token, 0.0))
-    return chances
+        if token not in choice.words:
+            found.append((token, 0.0))
+    return found
 
 
 def grow(speaker: Speaker, prefix: int, shape: DraftShape, first_position: int = 0) -> Grown:
@@ -75,7 +74,8 @@ def _dynamic(speaker: Speaker, prefix: int, shape: DraftShape, first_position: i
 
     def expand(parent: int, depth: int, before: int, share: float) -> None:
         nonlocal count
-        for token, chance in guesses(speaker, before, first_position + depth, MAX_CHILDREN):
+        choice = speaker.choose(before, first_position + depth)
+        for token, chance in zip(choice.words, shares(choice.chances), strict=True):
             count += 1
             heapq.heappush(heap, (-share * chance, count, parent, depth, token, before))
 

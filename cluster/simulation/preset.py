@@ -15,12 +15,13 @@ OVERLAP = OverlapSettings(num_branches=8, num_guesses=2, num_tokens=8)
 
 def large_pair(
     load: Load | None = None, policy: Policy | None = None, *, drafters: int = 4, targets: int = 8,
-    agreement: float = 0.85, second_guess: float = 0.5, hop_s: float = 0.002, num_tokens: int = 24, seed: int = 0,
+    agreement: float = 0.85, further_guesses: tuple[float, ...] = (0.5,), hop_s: float = 0.002, num_tokens: int = 24,
+    seed: int = 0,
     overlap: OverlapSettings | None = None,
 ) -> Scenario:
     """Target pass 71.4 ms, flat to 64 rows; draft pass 4.1 ms, flat to 24; a row more costs its share of those."""
     target = Voice("target", seed)
-    draft = Voice("draft", seed, (agreement,), second_guess)
+    draft = Voice("draft", seed, (agreement,), further_guesses)
     return Scenario(
         tiers=(
             PoolSpec("draft", EmulationSpec((draft, target), 0.0041, 24, 0.0041 / 24, hop_s), drafters),

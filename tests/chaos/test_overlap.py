@@ -41,7 +41,7 @@ def service() -> Iterator[Service]:
         "model": "builtin:smollm2", "kv_tokens": 16384, "page_tokens": 16, "max_context_tokens": 1024,
         "resources": {"num_cpus": 0.1},
     }
-    fast = {"pass_s": 0.002, "flat_rows": 64, "row_s": 0.0, "hop_s": 0.0, "agreement": 0.85, "second_guess": 0.5}
+    fast = {"pass_s": 0.002, "flat_rows": 64, "row_s": 0.0, "hop_s": 0.0, "agreement": 0.85, "further_guesses": 0.5}
     slow = {"pass_s": 0.06, "flat_rows": 64, "row_s": 0.0, "hop_s": 0.0}
     settings: dict[str, object] = {
         "model_name": "overlapped",

@@ -7,6 +7,7 @@ came before (Leviathan et al., 2211.17192).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -101,13 +102,12 @@ def best_three_tier(
     )
 
 
-def tree_tokens(agreement: float, second_guess: float, nodes: int, depth: int) -> float:
+def tree_tokens(chances: Sequence[float], nodes: int, depth: int) -> float:
     """Tokens that a round with the best tree of so many nodes commits, none deeper than `depth`.
 
-    A node has two children: the first is right with `agreement`, the second in `second_guess` of the other cases. The
-    best tree holds the nodes that are likeliest to be reached and right, whose chances add up to what is accepted.
+    A node has a child for every rank, which is the right one in that rank's share of cases. The best tree holds the
+    nodes that are likeliest to be reached and right, whose chances add up to what is accepted.
     """
-    chances = (agreement, (1.0 - agreement) * second_guess)
     heap = [(-chance, 1) for chance in chances if depth > 0]
     heapq.heapify(heap)
     tokens = 1.0

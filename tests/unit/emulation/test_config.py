@@ -11,7 +11,7 @@ from actors.spec import Voice
 from cluster.config import ConfigError, load_config
 
 LADDER: dict[str, Any] = {"tiers": [
-    {"name": "small", "model": "m", "emulation": {"pass_s": 0.001, "agreement": [0.9, 0.5], "second_guess": 0.25}},
+    {"name": "small", "model": "m", "emulation": {"pass_s": 0.001, "agreement": [0.9, 0.5], "further_guesses": 0.25}},
     {"name": "medium", "model": "m", "emulation": {"pass_s": 0.01, "agreement": 0.9, "seed": 7, "hop_s": 0.002}},
     {"name": "large", "model": "/models/m", "emulation": {"pass_s": 0.1, "flat_rows": 32, "row_s": 0.001}},
 ]}
@@ -28,7 +28,7 @@ def edited(path: str, value: object) -> dict[str, Any]:
 
 
 def test_each_tier_knows_the_voices_that_it_follows() -> None:
-    small, medium, large = (Voice("small", 0, (0.9, 0.5), 0.25), Voice("medium", 7, (0.9,)), Voice("large"))
+    small, medium, large = (Voice("small", 0, (0.9, 0.5), (0.25,)), Voice("medium", 7, (0.9,)), Voice("large"))
     specs = load_config(LADDER, environ={}).model_specs()
     voices = [spec.emulation.voices for spec in specs if spec.emulation]
     assert voices == [(small, medium, large), (medium, large), (large,)]
@@ -68,7 +68,9 @@ def test_settings_survive_being_written_and_read_again() -> None:
     ("tiers.0.emulation.agreement", [], "tiers.0.emulation: agreement is an empty list"),
     ("tiers.0.emulation.agreement", "high", "tiers.0.emulation.agreement: 'high' is no share; give one"),
     ("tiers.0.emulation.agreement", None, "tiers.0.emulation.agreement: is required below the target"),
-    ("tiers.0.emulation.second_guess", 2, "tiers.0.emulation: second_guess 2 lies outside 0 to 1"),
+    ("tiers.0.emulation.further_guesses", 2, "tiers.0.emulation: further_guesses 2 lies outside 0 to 1"),
+    ("tiers.0.emulation.further_guesses", [0.5, -1], "tiers.0.emulation: further_guesses -1 lies outside 0 to 1"),
+    ("tiers.0.emulation.further_guesses", [0.5] * 32, "tiers.0.emulation: further_guesses has 32 ranks; at most 31"),
     ("tiers.0.emulation.follows", "huge",
      "tiers.0.emulation.follows: 'huge' is no emulated tier above this one; use medium or large"),
     ("tiers.1.emulation.follows", "small", "tiers.1.emulation.follows: 'small' is no emulated tier above"),

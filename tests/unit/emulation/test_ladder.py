@@ -19,7 +19,8 @@ from cluster.coordinator.request import Finish, GenerationRequest, TokenEvent
 from tests.unit.emulation.devices import TARGET, emulated, text
 
 PROMPT = [10, 20, 33, 41, 7]
-DRAFT, SMALL, MEDIUM = Voice("draft", 0, (0.85,), 0.5), Voice("small", 0, (0.55,), 0.5), Voice("medium", 0, (0.9,), 0.5)
+DRAFT = Voice("draft", 0, (0.85,), (0.5,))
+SMALL, MEDIUM = Voice("small", 0, (0.55,), (0.5,)), Voice("medium", 0, (0.9,), (0.5,))
 LADDERS = {"two": ((DRAFT, TARGET), (TARGET,)), "three": ((SMALL, MEDIUM, TARGET), (MEDIUM, TARGET), (TARGET,))}
 
 

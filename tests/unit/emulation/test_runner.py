@@ -14,7 +14,7 @@ from actors.engine.packing import Part, pack
 from actors.spec import ModelSpec, Voice
 from tests.unit.emulation.devices import PAGE, TARGET, VOCAB, WORDS, emulated, text
 
-DRAFT = (Voice("draft", 0, (0.7,), 0.5), TARGET)
+DRAFT = (Voice("draft", 0, (0.7,), (0.5,)), TARGET)
 PROMPT = list(range(40, 63))
 TRUTH = PROMPT + text(PROMPT, 40, *DRAFT)
 PAGES = np.array([17, 3, 250, 8, 9, 100, 41, 5, 77, 30, 31, 200, 60, 61, 62, 63, 4], np.int32)

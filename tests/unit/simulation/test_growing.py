@@ -11,7 +11,7 @@ from cluster.simulation.growing import NUM_WORDS, grow, guesses
 from cluster.simulation.walking import walk
 
 TARGET = Voice("target")
-DRAFT = Voice("draft", agreement=(0.7,), second_guess=0.5)
+DRAFT = Voice("draft", agreement=(0.7,), further_guesses=(0.5,))
 AUTHOR = Speaker((TARGET,), NUM_WORDS)
 DRAFTER = Speaker((DRAFT, TARGET), NUM_WORDS)
 

@@ -37,5 +37,5 @@ def overlap_theory(config: Config, missed: int) -> float:
     ahead, draft = config.speculation.overlap, config.tiers[0].emulation
     assert ahead is not None and draft is not None
     agreement, cost, hops = pair_costs(config)
-    hit_rate = theory.chain_hit_rate(agreement, draft.second_guess or 0.0, ahead.tokens)
+    hit_rate = theory.chain_hit_rate(agreement, (draft.further_guesses or (0.0,))[0], ahead.tokens)
     return theory.overlap_speedup(agreement, ahead.tokens, cost, hit_rate, missed, hops)

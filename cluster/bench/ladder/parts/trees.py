@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.emulation.voice import shares
 from cluster.bench.ladder import theory
 from cluster.bench.ladder.bench import EMULATED, LadderBench
 from cluster.bench.ladder.configs import pair
@@ -40,5 +41,5 @@ def tree_theory(config: Config, depth: int) -> float:
     draft, tree = config.tiers[0].emulation, config.speculation.tree
     assert draft is not None and tree is not None
     agreement, cost, hops = pair_costs(config)
-    tokens = theory.tree_tokens(agreement, draft.second_guess or 0.0, tree.nodes, depth)
+    tokens = theory.tree_tokens(shares((agreement, *(draft.further_guesses or ()))), tree.nodes, depth)
     return tokens / (depth * cost + 1.0 + hops)

@@ -67,8 +67,8 @@ def test_a_window_takes_as_many_passes_and_holds_as_many_tokens_as_dice_say(size
 
 def test_a_tree_without_a_second_guess_is_a_chain_and_one_with_it_commits_more() -> None:
     chain = theory.expected_tokens(0.85, 8)
-    assert theory.tree_tokens(0.85, 0.0, 8, 8) == pytest.approx(chain)
-    assert theory.tree_tokens(0.85, 0.5, 63, 8) > chain + 1
-    assert theory.tree_tokens(0.85, 0.5, 63, 0) == 1.0
+    assert theory.tree_tokens((0.85, 0.0), 8, 8) == pytest.approx(chain)
+    assert theory.tree_tokens((0.85, 0.075), 63, 8) > chain + 1
+    assert theory.tree_tokens((0.85, 0.075), 63, 0) == 1.0
     # With room for all nodes the levels are independent: each is right with 0.85 + 0.15 / 2.
-    assert theory.tree_tokens(0.85, 0.5, 2**9, 8) == pytest.approx(theory.expected_tokens(0.925, 8))
+    assert theory.tree_tokens((0.85, 0.075), 2**9, 8) == pytest.approx(theory.expected_tokens(0.925, 8))
