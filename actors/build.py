@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from actors.drafter_specs import DrafterSpec, DraftModelSpec, NgramSpec
 from actors.drafters.base import Drafter
 from actors.drafters.cascade import CascadeDrafter
 from actors.drafters.model import ModelDrafter
@@ -20,7 +21,7 @@ from actors.inline import InlineVerifier, RelayVerifier, Verifies
 from actors.loading.checkpoint import load_config, load_model, max_context_tokens, resolve
 from actors.loading.tokenizer import eos_ids, explain_mismatch, fingerprint, load_tokenizer
 from actors.messages import ReplicaInfo
-from actors.spec import DrafterSpec, InlineTier, ModelSpec
+from actors.spec import InlineTier, ModelSpec
 from actors.verifier import Verifier
 
 OnClosed = Callable[[str], None]
@@ -45,47 +46,66 @@ def build_verifier(
 
 
 def build_drafter(
-    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None = None, inline: Sequence[InlineTier] = ()
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None = None, inline: Sequence[InlineTier] = (),
+    host: Verifier | None = None,
 ) -> Drafter:
-    """The drafter of a pool. `spec` may be None for drafters without a model.
+    """The drafter of a pool, or of a tier inline in the process of `host`. `spec` may be None where it has no model.
 
     `inline`: the tiers below it in this process, smallest first; that one then drafts as its own spec says.
     """
     if inline:
         if spec is None:
             raise ValueError("a tier with others inline needs a model: name one")
-        lower = build_below(spec, inline, drafter.law_support)
-        assert isinstance(lower, Drafter)
         upper = build_verifier(spec, law_support=drafter.law_support, on_closed=on_closed)
+        lower = build_below(spec, inline, drafter.law_support, upper)
+        assert isinstance(lower, Drafter)
         return CascadeDrafter(lower, upper, inline[-1].window, spec.idle_timeout_s)
-    if drafter.kind == "ngram":
-        return NgramDrafter(drafter)
-    if drafter.kind != "model":
-        raise ValueError(f"drafter kind {drafter.kind!r} is not one of model, ngram")
+    return _BUILDERS[type(drafter)](spec, drafter, on_closed, host)
+
+
+def _draft_model(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
     if spec is None:
-        raise ValueError("drafter kind 'model' needs a model: name one in the tier")
+        raise ValueError(f"drafter kind {drafter.kind!r} needs a model: name one in the tier")
     runner = build_runner(spec)
     info = describe(spec, runner.vocab_size)
     return ModelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, drafter.law_support)
+
+
+def _ngram(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, NgramSpec)
+    return NgramDrafter(drafter)
+
+
+# Of each kind, what makes it of its tier's model (None: it has none), its settings, the callback for closed sequences,
+# and the verifier in whose process it runs (None: it runs elsewhere).
+_BUILDERS: dict[
+    type[DrafterSpec], Callable[[ModelSpec | None, DrafterSpec, OnClosed | None, Verifier | None], Drafter]
+] = {DraftModelSpec: _draft_model, NgramSpec: _ngram}
 
 
 def with_inline(verifier: Verifier, spec: ModelSpec, inline: Sequence[InlineTier], law_support: int) -> Verifies:
     """`verifier`, a tier run as `spec`, with the tiers below it that run in its process, smallest first."""
     if not inline:
         return verifier
-    lower = build_below(spec, inline, law_support)
+    lower = build_below(spec, inline, law_support, verifier)
     if isinstance(lower, Drafter):
         return InlineVerifier(lower, verifier, spec.idle_timeout_s)
     return RelayVerifier(lower, verifier, spec.idle_timeout_s)
 
 
-def build_below(spec: ModelSpec, inline: Sequence[InlineTier], law_support: int) -> Drafter | Verifies:
+def build_below(
+    spec: ModelSpec, inline: Sequence[InlineTier], law_support: int, host: Verifier
+) -> Drafter | Verifies:
     """The inline tiers below a tier run as `spec`, as one: a drafter when tier 0 is among them, else a verifier.
 
     Raises `ValueError` when one of them does not mean the same by an id as the tier above it.
     """
     for tier, above in zip(inline, [*(tier.spec for tier in inline[1:]), spec], strict=True):
-        if tier.drafter is None or tier.drafter.kind == "model":
+        if tier.drafter is None or tier.drafter.has_model:
             check_same_ids(tier.spec, above)
     num_threads = torch.get_num_threads()  # an inline tier's own choice must not become that of the tier above
     try:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from actors.cores import stay_on
+from actors.drafter_specs import DrafterSpec
 from actors.messages import Draft, Enumeration, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
-from actors.spec import DrafterSpec, InlineTier, ModelSpec
+from actors.spec import InlineTier, ModelSpec
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_ahead, decode_close, decode_propose
 from actors.wire.frames import Kind

@@ -17,6 +17,7 @@ from actors.sampling.params import SamplingParams
 
 Ids = npt.NDArray[np.int32]
 Probs = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
 
 
 class Origin(StrEnum):
@@ -26,6 +27,22 @@ class Origin(StrEnum):
     RECOVERED = "recovered"  # put where the first rejected draft token stood
     BONUS = "bonus"  # the extra token after a fully accepted draft
     PLAIN = "plain"  # no draft was checked in this pass
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target at consecutive positions of a sequence: what feature-based drafters draft from.
+
+    A row is the residual stream after each of the target's `feature_layers`, side by side.
+    """
+
+    start: int  # position of the first row
+    rows: Halves  # [num_positions, num_layers * hidden]
+
+    @property
+    def end(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,8 @@ class Context:
     num_committed: int  # tokens decided by the target; only those may enter a prefix cache
     sampling: SamplingParams
     round: int  # grows with every call of this sequence; stale calls are refused, noise is keyed by it
+    features: Features | None = None  # propose: of the target, up to the position before the last token
+    features_from: int = -1  # verify: answer the features from this position on; -1: none are wanted
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +132,7 @@ class Draft:
     # the context. None: a chain
     pass_rows: int = 0  # rows of the last forward pass that this call took part in, other sequences' included
     pass_seconds: float = 0.0  # of that pass
+    features_missing: int = -1  # of an empty draft: the first position whose features the drafter lacks; -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +213,7 @@ class Verdict:
     draft_pass_seconds: float = 0.0
     missed: bool = False  # of an enumeration: none of its branches fits the outcome, nothing was verified
     rejected: bool = False  # with `error`: this model cannot serve such a request at all (e.g. it is too long)
+    features: Features | None = None  # from `Context.features_from` to the last accepted token
 
     @property
     def last_node(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.drafter_specs import DrafterSpec
+
 EMULATED = "emulated:"  # before the name of the model whose tokenizer an emulated device uses
 
 
@@ -54,6 +56,8 @@ class ModelSpec:
     max_sequences: int = 64
     idle_timeout_s: float = 120.0  # a sequence nobody calls for this long is freed
     step_timeout_s: float = 60.0  # a tensor-parallel step longer than this is a hang
+    feature_layers: tuple[int, ...] = ()  # after which decoder layers (1: the first) the residual stream is kept for
+    # feature-based drafters, beside the KV; empty: nowhere
     emulation: EmulationSpec | None = None  # no model is run, only its tokenizer is used; `model` says "emulated:..."
 
     @property
@@ -80,16 +84,6 @@ class ModelSpec:
     def num_pages(self) -> int:
         """KV pages of a replica."""
         return max(1, self.kv_tokens // self.page_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterSpec:
-    """How tier 0 proposes."""
-
-    kind: str = "model"  # "model" | "ngram"
-    ngram_max: int = 4  # longest suffix looked up
-    ngram_min: int = 1
-    law_support: int = 64  # a sampled draft is drawn from its top-m, renormalised; 0: the whole law
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,29 +10,21 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from actors.spec import EMULATED, DrafterSpec, EmulationSpec, InlineTier, ModelSpec
+from actors.drafter_specs import DrafterSpec
+from actors.spec import EMULATED, EmulationSpec, InlineTier, ModelSpec
 from cluster.config_ahead import check_ahead
+from cluster.config_drafters import DEFAULT_KIND, DrafterConfig, DraftModelConfig
 from cluster.config_emulation import check_emulation, emulation_spec
 from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
+from cluster.config_section import Positive, Seconds, Section, Share
 
 __all__ = [
     "Config", "ConfigError", "DrafterConfig", "EmulationConfig", "LimitsConfig", "ReplicasConfig", "ResourcesConfig",
     "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
 ]
-
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0)]
-
-
-class _Section(BaseModel):
-    """Base of all sections: unknown keys are mistakes, values never change after checking."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
-
 
 _MAX_GUESSES = 32  # named words of an emulated tier, its best included: a vocabulary has at least 64
 
@@ -46,21 +38,7 @@ def _in_turn(value: object) -> object:
     return (value,)
 
 
-class DrafterConfig(_Section):
-    """How tier 0 proposes."""
-
-    kind: Literal["model", "ngram"] = Field("model", description="a draft model, or look-up in the text")
-    ngram_max: Positive = Field(4, description="ngram: longest suffix looked up, tokens")
-    ngram_min: Positive = Field(1, description="ngram: shortest suffix looked up, tokens")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.ngram_min > self.ngram_max:
-            raise ValueError(f"ngram_min {self.ngram_min} exceeds ngram_max {self.ngram_max}; lower it")
-        return self
-
-
-class ResourcesConfig(_Section):
+class ResourcesConfig(Section):
     """What Ray reserves for each actor (each tensor-parallel rank) of a replica; logical units."""
 
     num_cpus: Share = Field(1.0, description="logical CPUs per actor, fractions allowed")
@@ -76,7 +54,7 @@ class ResourcesConfig(_Section):
         return {name: amount for name, amount in bundle.items() if amount > 0}
 
 
-class ReplicasConfig(_Section):
+class ReplicasConfig(Section):
     """How many copies of a tier run. With min == max the count is fixed, else it follows the load."""
 
     min: Annotated[int, Field(ge=0)] = Field(1, description="replicas that always run")
@@ -97,7 +75,7 @@ class ReplicasConfig(_Section):
         return self
 
 
-class EmulationConfig(_Section):
+class EmulationConfig(Section):
     """A device that takes its time and computes nothing; `model` only says whose tokenizer it uses."""
 
     pass_s: Annotated[float, Field(ge=0)] = Field(description="a forward pass of up to flat_rows rows, s")
@@ -133,7 +111,7 @@ class EmulationConfig(_Section):
         return self
 
 
-class TierConfig(_Section):
+class TierConfig(Section):
     """One model of the ladder; the last tier is the target, and decides every token."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$", description="short name, for logs and metrics")
@@ -193,14 +171,16 @@ class TierConfig(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        ngram = self.drafter is not None and self.drafter.kind == "ngram"
-        if ngram and self.model is not None:
-            raise ValueError("an ngram drafter needs no model; remove `model` or set drafter.kind to model")
-        if not ngram and self.model is None:
+        kind = self.drafter.kind if self.drafter is not None else DEFAULT_KIND
+        has_model = self.drafter is None or self.drafter.has_model
+        if not has_model and self.model is not None:
+            raise ValueError(f"drafter {kind} needs no model; remove `model` or set drafter.kind to {DEFAULT_KIND}")
+        if has_model and self.model is None:
             raise ValueError("`model` is required; give a directory, a Hugging Face id or builtin:smollm2")
         if self.emulation is not None:
-            if ngram:
-                raise ValueError("an ngram drafter cannot be emulated; remove emulation or set drafter.kind to model")
+            if kind != DEFAULT_KIND:
+                raise ValueError(f"drafter {kind} cannot be emulated; remove emulation or set drafter.kind to "
+                                 f"{DEFAULT_KIND}")
             if self.tensor_parallel_size != 1:
                 raise ValueError("an emulated tier runs on one rank; set tensor_parallel_size: 1, and pass_s as short "
                                  "as the ranks together would be")
@@ -261,7 +241,7 @@ class TierConfig(_Section):
         )
 
 
-class OverlapConfig(_Section):
+class OverlapConfig(Section):
     """Drafting for the outcomes of the target's pass while it is under way; for ladders of two pools."""
 
     branches: Annotated[int, Field(ge=1, le=256)] = Field(16, description="outcomes drafted for at most")
@@ -270,7 +250,7 @@ class OverlapConfig(_Section):
     siblings: Annotated[int, Field(ge=0, le=8)] = Field(0, description="tokens beside each of these, as in tree")
 
 
-class TreeConfig(_Section):
+class TreeConfig(Section):
     """Drafts that branch."""
 
     widths: tuple[Positive, ...] = Field((), description="a static tree: children per node of each level")
@@ -287,7 +267,7 @@ class TreeConfig(_Section):
         return self
 
 
-class SpeculationConfig(_Section):
+class SpeculationConfig(Section):
     """How far and how the draft tiers ride ahead."""
 
     enabled: bool = Field(True, description="false: the target alone, for comparison")
@@ -308,7 +288,7 @@ class SpeculationConfig(_Section):
         return self
 
 
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """What a request gets when it does not say."""
 
     temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.0, description="0: greedy")
@@ -318,7 +298,7 @@ class SamplingConfig(_Section):
     max_tokens: Positive = Field(256, description="new tokens of a request, tokens")
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """What one request may ask for, and how many may wait."""
 
     max_prompt_tokens: Positive = Field(8192, description="longest prompt, tokens")
@@ -331,7 +311,7 @@ class LimitsConfig(_Section):
     lease_timeout_s: Seconds = Field(180.0, description="longest wait for a replica, a rebuild included, s")
 
 
-class ServerConfig(_Section):
+class ServerConfig(Section):
     """Where the service listens."""
 
     host: str = Field("127.0.0.1", description="address of the HTTP port; Serve binds gRPC to all interfaces")
@@ -347,7 +327,7 @@ class ServerConfig(_Section):
         return self
 
 
-class Config(_Section):
+class Config(Section):
     """All settings of one service."""
 
     model_name: str = Field("outrider", min_length=1, description="the name that clients ask for")
@@ -411,11 +391,7 @@ class Config(_Section):
         """How tier 0 proposes; None when there is only the target."""
         if len(self.tiers) == 1:
             return None
-        drafter = self.tiers[0].drafter or DrafterConfig()
-        return DrafterSpec(
-            kind=drafter.kind, ngram_max=drafter.ngram_max, ngram_min=drafter.ngram_min,
-            law_support=self.speculation.law_support,
-        )
+        return (self.tiers[0].drafter or DraftModelConfig()).spec(self.speculation.law_support)
 
 
 def load_config(

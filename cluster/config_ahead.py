@@ -39,5 +39,5 @@ def check_ahead(config: Config) -> None:
     if speculation.tree is not None:
         if len(pools[0]) > 1:
             raise ValueError(f"speculation.tree: {lowest.name!r} has tiers inline and drafts chains; remove tree")
-        if lowest.drafter is not None and lowest.drafter.kind == "ngram":
-            raise ValueError("speculation.tree: an ngram drafter drafts chains; remove tree")
+        if lowest.drafter is not None and not lowest.drafter.drafts_trees:
+            raise ValueError(f"speculation.tree: drafter {lowest.drafter.kind} drafts chains; remove tree")

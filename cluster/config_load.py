@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 PREFIX = "OUTRIDER_"
+KIND_TAG = "kind:"  # how the classes of a section that depends on its `kind` are told apart
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -136,7 +137,7 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
         message = str(context.get("error", item["msg"]))
         return f"{where}: {message}" if where else message
     if kind == "extra_forbidden":
-        siblings = _fields(schema, loc[:-1])
+        siblings = _fields(schema, list(item["loc"][:-1]))
         return f"{where}: unknown setting{_hint(str(loc[-1]), siblings)}"
     if kind == "missing":
         return f"{where}: is required; add `{loc[-1]}:`"
@@ -144,6 +145,10 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
         return f"{where}: is empty; give at least one entry"
     if kind == "string_pattern_mismatch":
         return f"{where}: {item['input']!r} is not allowed; it must match {context['pattern']}"
+    if kind == "union_tag_invalid":
+        kinds = [tag.strip().strip("'").removeprefix(KIND_TAG) for tag in context["expected_tags"].split(",")]
+        wrong = context["tag"].removeprefix(KIND_TAG)
+        return f"{where}.kind: {wrong!r} is no kind{_hint(wrong, kinds)}"
     expected = str(item["msg"]).removeprefix("Input should be ")
     return f"{where}: got {item['input']!r}; use {expected}"
 
@@ -151,7 +156,7 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
 def _is_union_tag(part: object) -> bool:
     """Parts of a location that pydantic adds for unions, such as `literal['auto']` or `constrained-int`."""
     return isinstance(part, str) and (
-        part == "int" or part.startswith(("literal[", "constrained-", "function-"))
+        part == "int" or part.startswith(("literal[", "constrained-", "function-", KIND_TAG))
     )
 
 
@@ -163,12 +168,19 @@ def _hint(wrong: str, known: list[str]) -> str:
 def _fields(schema: type[BaseModel], loc: list[Any]) -> list[str]:
     """Names of the settings at a location."""
     current: type[BaseModel] = schema
-    for part in loc:
-        if isinstance(part, int):
+    for part, after in zip(loc, [*loc[1:], None], strict=False):
+        field = None if isinstance(part, int) else current.model_fields.get(str(part))
+        if field is None:
             continue
-        field = current.model_fields.get(str(part))
-        current = next(_models(field.annotation), current) if field is not None else current
+        models = list(_models(field.annotation)) or [current]
+        current = next((model for model in models if after == _tag(model)), models[0])
     return list(current.model_fields)
+
+
+def _tag(model: type[BaseModel]) -> str:
+    """Of a class that its `kind` chooses."""
+    kind = model.model_fields.get("kind")
+    return f"{KIND_TAG}{kind.default}" if kind is not None else ""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -12,7 +12,8 @@ import ray
 from ray.exceptions import RayError
 
 from actors.draft import DEFAULT_FACTORY, DraftActor
-from actors.spec import DrafterSpec, InlineTier, ModelSpec
+from actors.drafter_specs import DrafterSpec, DraftModelSpec
+from actors.spec import InlineTier, ModelSpec
 from actors.wire.access import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class DraftGroup:
 
     async def _build(self) -> None:
         actor = ray.remote(DraftActor).options(**self._settings.actor_options())
-        drafter = self._settings.drafter or DrafterSpec()
+        drafter = self._settings.drafter or DraftModelSpec()
         self.leader = actor.remote(
             self._settings.spec, drafter, self._settings.draft_factory, self._settings.inline
         )

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from actors.drafter_specs import NgramSpec
 from actors.drafters.base import Drafter
 from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats
-from actors.spec import DrafterSpec
 
 NO_IDS = np.empty(0, np.int32)
 
@@ -81,7 +81,7 @@ class NgramIndex:
 class _Sequence:
     """One sequence: its index, the newest round that called, and when."""
 
-    def __init__(self, spec: DrafterSpec, now: float) -> None:
+    def __init__(self, spec: NgramSpec, now: float) -> None:
         self.index = NgramIndex(spec.ngram_min, spec.ngram_max)
         self.round = -1
         self.used_at = now  # seconds of the drafter's clock
@@ -96,7 +96,7 @@ class NgramDrafter(Drafter):
 
     def __init__(
         self,
-        spec: DrafterSpec,
+        spec: NgramSpec,
         *,
         tier: int = 0,
         idle_timeout_s: float = 120.0,

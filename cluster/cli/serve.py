@@ -12,6 +12,7 @@ from rich.table import Table
 from cluster.cli import local, models
 from cluster.cli.output import guard, stdout
 from cluster.config import Config, TierConfig, load_config
+from cluster.config_drafters import DraftModelConfig
 
 
 def serve(
@@ -53,11 +54,11 @@ def ladder(config: Config) -> Table:
     table = Table("tier", "model", "weights", "ranks", "replicas", title=escape(title))
     default = config.target.label or ""
     for tier in config.tiers:
-        kind = tier.drafter.kind if tier.drafter is not None else "model"
+        drafter = tier.drafter or DraftModelConfig()
         table.add_row(
             tier.name,
-            escape(tier.label or default) if kind == "model" else kind,
-            tier.weights if kind == "model" and tier.emulation is None else "-",
+            escape(tier.label or default) if drafter.has_model else drafter.kind,
+            tier.weights if drafter.has_model and tier.emulation is None else "-",
             str(tier.num_ranks),
             _count(tier),
         )

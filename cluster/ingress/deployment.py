@@ -209,9 +209,10 @@ def _tier_to_pb(config: Config, index: int) -> pb.TierInfo:
     tier, spec, drafter = config.tiers[index], config.model_specs()[index], config.drafter_spec()
     is_target = index == len(config.tiers) - 1
     kind = "target" if is_target else drafter.kind if drafter is not None and index == 0 else "model"
+    has_model = index > 0 or drafter is None or drafter.has_model
     return pb.TierInfo(
         name=tier.name, kind=kind, tensor_parallel_size=spec.tensor_parallel_size, dtype=spec.dtype,
-        weights=spec.weights, model="" if kind == "ngram" else _public_name(spec.model),
+        weights=spec.weights, model=_public_name(spec.model) if has_model else "",
     )
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from actors.build import build_runner
+from actors.drafter_specs import NgramSpec
 from actors.drafters.ngram import NgramDrafter
 from actors.loading.checkpoint import load_model
 from actors.loading.tokenizer import load_tokenizer
 from actors.sampling.params import SamplingParams
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import ModelSpec
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.settings import CoordinatorSettings
@@ -63,7 +64,7 @@ def tiers() -> Iterator[dict[str, LocalTier]]:
         "target": LocalTier(verifier(build_runner(target), target)),
         "middle": LocalTier(verifier(build_runner(middle), middle)),
         "model": LocalTier(model_drafter(build_runner(draft), draft)),
-        "ngram": LocalTier(NgramDrafter(DrafterSpec(kind="ngram"))),
+        "ngram": LocalTier(NgramDrafter(NgramSpec())),
         "random": LocalTier(RandomDrafter(49152)),
     }
     yield made

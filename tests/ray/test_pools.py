@@ -18,11 +18,12 @@ from ray.exceptions import RayActorError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from actors.drafter_specs import DrafterSpec, NgramSpec
 from actors.drafters.base import Drafter
 from actors.messages import Context, Draft, DraftShape, Ids, Origin, ReplicaInfo, ReplicaStats, Verdict
 from actors.presence import Presence
 from actors.sampling.params import SamplingParams
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import ModelSpec
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_verify
 from actors.wire.frames import Kind
@@ -85,7 +86,7 @@ class Judge:
 def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> DeploymentHandle[Any]:
     settings = PoolSettings(
         name=name, spec=ModelSpec(tier=0, model="echo", max_sequences=max_sequences, idle_timeout_s=30.0),
-        drafter=DrafterSpec(kind="ngram"), law_support=0, num_cpus=0.1, num_gpus=0, accelerator_type=None,
+        drafter=NgramSpec(), law_support=0, num_cpus=0.1, num_gpus=0, accelerator_type=None,
         resources={}, draft_factory="tests.ray.test_pools:make_echo",
     )
     pool: Any = serve.deployment(Pool)

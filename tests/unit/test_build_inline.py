@@ -12,11 +12,12 @@ import torch
 import transformers
 
 from actors.build import build_drafter, build_verifier, with_inline
+from actors.drafter_specs import DraftModelSpec
 from actors.drafters.cascade import CascadeDrafter
 from actors.inline import InlineVerifier, RelayVerifier
 from actors.messages import Context, Draft, DraftShape
 from actors.sampling.params import SamplingParams
-from actors.spec import DrafterSpec, InlineTier, ModelSpec
+from actors.spec import InlineTier, ModelSpec
 from tests.conftest import TinyModel
 
 PROMPT = (np.arange(30, dtype=np.int32) * 37 + 11) % 250 + 4
@@ -44,10 +45,10 @@ def greedy(path: Path, num_tokens: int) -> list[int]:
 def test_a_drafting_pool_with_inline_tiers_drafts_as_its_own_model(tiny_model: TinyModel) -> None:
     small, medium = tiny_model(seed=1), tiny_model(seed=0)
     inline = (
-        InlineTier(spec(small, 0), window=3, drafter=DrafterSpec()),
+        InlineTier(spec(small, 0), window=3, drafter=DraftModelSpec()),
         InlineTier(spec(medium, 1, weights="int8"), window=4),
     )
-    drafter = build_drafter(spec(medium, 2), DrafterSpec(), inline=inline)
+    drafter = build_drafter(spec(medium, 2), DraftModelSpec(), inline=inline)
     assert isinstance(drafter, CascadeDrafter)
     draft = drafter.propose(context(), DraftShape(8)).result(timeout=60)
     info = drafter.info()
@@ -59,7 +60,7 @@ def test_a_drafting_pool_with_inline_tiers_drafts_as_its_own_model(tiny_model: T
 def test_a_target_with_a_drafter_inline_drafts_and_verifies_in_one_call(tiny_model: TinyModel) -> None:
     small, large = tiny_model(seed=0), tiny_model(seed=0)
     target = spec(large, 1)
-    inline = (InlineTier(spec(small, 0), window=3, drafter=DrafterSpec()),)
+    inline = (InlineTier(spec(small, 0), window=3, drafter=DraftModelSpec()),)
     both = with_inline(build_verifier(target), target, inline, law_support=64)
     assert isinstance(both, InlineVerifier)
     verdict = both.step(context(), DraftShape(4)).result(timeout=60)
@@ -92,9 +93,9 @@ def test_tokenizers_that_differ_are_one_clear_line_before_any_model_is_loaded(
     other.add_tokens(["<extra>"])
     other.save_pretrained(tmp_path)
     shutil.copy(small / "config.json", tmp_path)  # but no weights
-    inline = (InlineTier(spec(tmp_path, 0), window=3, drafter=DrafterSpec()),)
+    inline = (InlineTier(spec(tmp_path, 0), window=3, drafter=DraftModelSpec()),)
     with pytest.raises(ValueError, match="different tokenizers") as caught:
-        build_drafter(spec(large, 1), DrafterSpec(), inline=inline)
+        build_drafter(spec(large, 1), DraftModelSpec(), inline=inline)
     line = str(caught.value)
     assert line.startswith(f"inline tier 0 ({tmp_path}) and tier 1 ({large})")
     assert line.endswith("Choose models of one family")
@@ -103,7 +104,7 @@ def test_tokenizers_that_differ_are_one_clear_line_before_any_model_is_loaded(
 
 def test_an_inline_tiers_threads_are_not_those_of_the_tier_above(tiny_model: TinyModel) -> None:
     small, large = tiny_model(seed=1), tiny_model(seed=0)
-    inline = (InlineTier(spec(small, 0, num_threads=2), window=3, drafter=DrafterSpec()),)
+    inline = (InlineTier(spec(small, 0, num_threads=2), window=3, drafter=DraftModelSpec()),)
     before = torch.get_num_threads()
-    build_drafter(spec(large, 1, num_threads=None), DrafterSpec(), inline=inline).shutdown()
+    build_drafter(spec(large, 1, num_threads=None), DraftModelSpec(), inline=inline).shutdown()
     assert torch.get_num_threads() == before

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.config import Config, ConfigError, TierConfig, load_config
+from cluster.config_drafters import KINDS
 from cluster.config_load import _models
 
 GOOD: dict[str, Any] = {
@@ -39,7 +40,7 @@ def test_preset_yields_specs_for_draft_and_target() -> None:
     assert (target.weights, target.tier) == ("fp32", 1)
     drafter = config.drafter_spec()
     assert drafter is not None
-    assert drafter.kind == "model"
+    assert drafter.kind == "draft_model"
 
 
 def test_every_field_of_every_section_is_described() -> None:
@@ -53,7 +54,7 @@ def test_every_field_of_every_section_is_described() -> None:
         for name, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{name}"
             todo.extend(_models(field.annotation))
-    assert len(seen) == 12
+    assert len(seen) == 11 + len(KINDS)
 
 
 def test_file_starts_from_preset_and_environment_wins(tmp_path: Path) -> None:
@@ -112,8 +113,11 @@ def test_settings_are_frozen() -> None:
     ("tiers.1.name", "draft", "tiers: two tiers are named 'draft'"),
     ("tiers.1.name", "Big One", "tiers.1.name: 'Big One' is not allowed"),
     ("tiers.1.drafter", {}, "tiers.1.drafter: only tier 0 drafts"),
-    ("tiers.0.drafter", {"kind": "ngram"}, "tiers.0: an ngram drafter needs no model; remove `model`"),
-    ("tiers.0.drafter", {"ngram_min": 9}, "tiers.0.drafter: ngram_min 9 exceeds ngram_max 4"),
+    ("tiers.0.drafter", {"kind": "ngram"}, "tiers.0: drafter ngram needs no model; remove `model`"),
+    ("tiers.0.drafter", {"kind": "ngram", "ngram_min": 9}, "tiers.0.drafter: ngram_min 9 exceeds ngram_max 4"),
+    ("tiers.0.drafter", {"kind": "ngrm"}, "tiers.0.drafter.kind: 'ngrm' is no kind; did you mean 'ngram'?"),
+    ("tiers.0.drafter", {"kind": "ngram", "ngram_mn": 1},
+     "tiers.0.drafter.ngram_mn: unknown setting; did you mean 'ngram_min'?"),
     ("tiers.1.page_tokens", 48, "tiers.1: page_tokens 48 is not a power of two"),
     ("tiers.1.kv_tokens", 100, "tiers.1: kv_tokens 100 is not a multiple of page_tokens; use 128"),
     ("tiers.1.max_context_tokens", 10**6, "tiers.1: max_context_tokens 1000000 exceeds kv_tokens"),

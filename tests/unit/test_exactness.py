@@ -13,11 +13,11 @@ import pytest
 import torch
 from scipy import stats
 
+from actors.drafter_specs import NgramSpec
 from actors.drafters.ngram import NgramDrafter
 from actors.messages import Context, Draft, Laws, Origin
 from actors.sampling.params import SamplingParams
 from actors.sampling.processors import process
-from actors.spec import DrafterSpec
 from actors.verifier import Verifier
 from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.generate import generate
@@ -71,7 +71,7 @@ class House:
         self.near = LocalTier(model_drafter(near0, tiny_spec(tier=0, kv_tokens=16385)))
         same = tiny_runner("llama", kv_tokens=16385)
         self.same = LocalTier(model_drafter(same, tiny_spec(tier=0, kv_tokens=16385)))
-        self.ngram = LocalTier(NgramDrafter(DrafterSpec(kind="ngram")))
+        self.ngram = LocalTier(NgramDrafter(NgramSpec()))
         self.random = LocalTier(RandomDrafter(VOCAB))
         self.tiers = (self.target, self.middle, self.near, self.same, self.ngram, self.random)
 

@@ -21,6 +21,7 @@ import pytest
 import torch
 from scipy import stats
 
+from actors.drafter_specs import NgramSpec
 from actors.drafters.cascade import CascadeDrafter
 from actors.drafters.model import ModelDrafter
 from actors.drafters.ngram import NgramDrafter
@@ -28,7 +29,6 @@ from actors.inline import InlineVerifier, RelayVerifier
 from actors.messages import Ids
 from actors.sampling.params import SamplingParams, VerifyMode
 from actors.sampling.processors import process
-from actors.spec import DrafterSpec
 from actors.verifier import Verifier
 from cluster.bench.local import local_drafter, local_verifier
 from cluster.coordinator.control.controller import Controller
@@ -97,7 +97,7 @@ class Street:
 
     def __init__(self, workers: Sequence[Workers], vocab_size: int) -> None:
         self._workers = workers
-        self._ngrams = [NgramDrafter(DrafterSpec(kind="ngram")) for _ in workers]
+        self._ngrams = [NgramDrafter(NgramSpec()) for _ in workers]
         self._random = [RandomDrafter(vocab_size) for _ in workers]
         self.tiers: list[FaultyTier] = []
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+from actors.drafter_specs import NgramSpec
 from actors.drafters.base import Drafter
 from actors.drafters.cascade import CascadeDrafter
 from actors.drafters.ngram import NgramDrafter
@@ -20,7 +21,6 @@ from actors.inline import InlineVerifier, RelayVerifier
 from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats, Verdict
 from actors.sampling.params import SamplingParams
 from actors.sampling.processors import process
-from actors.spec import DrafterSpec
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.settings import CoordinatorSettings
@@ -227,7 +227,7 @@ def test_a_broken_lower_tier_leaves_the_tier_above_alone_and_the_text_as_it_is(
     assert [a.ids for a in broken.ask(*asked)] == [a.ids for a in build().ask(*asked)]
 
 
-@pytest.mark.parametrize("bottom", [lambda: RandomDrafter(VOCAB), lambda: NgramDrafter(DrafterSpec(kind="ngram"))])
+@pytest.mark.parametrize("bottom", [lambda: RandomDrafter(VOCAB), lambda: NgramDrafter(NgramSpec())])
 @pytest.mark.parametrize("mix", [(True, False), (True, True), (True,)], ids=names)
 def test_ids_do_not_depend_on_a_lower_tier_without_a_model(
     build: Build, mix: tuple[bool, ...], bottom: Bottom

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from actors.draft import DraftActor
+from actors.drafter_specs import DrafterSpec, NgramSpec
 from actors.drafters.base import Drafter
 from actors.drafters.ngram import NgramDrafter
 from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaStats
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import ModelSpec
 from actors.wire.codec import decode_enumeration, encode, encode_ahead
 from tests.unit.drafters.conftest import context
 
@@ -62,7 +63,7 @@ def make_broken(model: ModelSpec, drafter: DrafterSpec) -> Drafter:
 
 def ask(factory: str, draft: Draft, plan: AheadPlan = PLAN) -> Enumeration:
     async def call() -> Enumeration:
-        actor = DraftActor(ModelSpec(0, "x"), DrafterSpec(kind="ngram"), f"{__name__}:{factory}")
+        actor = DraftActor(ModelSpec(0, "x"), NgramSpec(), f"{__name__}:{factory}")
         payload = encode_ahead(context(TEXT, 2), encode(draft), 1, plan)
         return decode_enumeration(encode(actor._enumerate(payload).future.result()))
 

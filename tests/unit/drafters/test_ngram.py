@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.drafter_specs import NgramSpec
 from actors.drafters.ngram import NgramDrafter
 from actors.messages import Context, Draft, DraftShape
 from actors.sampling.params import SamplingParams
-from actors.spec import DrafterSpec
 
-SPEC = DrafterSpec(kind="ngram", ngram_max=3, ngram_min=1)
+SPEC = NgramSpec(ngram_max=3, ngram_min=1)
 
 
 def context(tokens: list[int], start: int = 0, round_: int = 0, sequence_id: str = "s") -> Context:
@@ -29,7 +29,7 @@ def propose(drafter: NgramDrafter, tokens: list[int], k: int, start: int = 0, ro
     return drafter.propose(context(tokens, start, round_), DraftShape(k)).result(timeout=0)
 
 
-def naive(tokens: list[int], k: int, spec: DrafterSpec = SPEC) -> list[int]:
+def naive(tokens: list[int], k: int, spec: NgramSpec = SPEC) -> list[int]:
     """The rule, by scanning the text: longest suffix, most recent earlier occurrence, copied onwards."""
     for size in range(spec.ngram_max, spec.ngram_min - 1, -1):
         suffix = tokens[len(tokens) - size :] if size <= len(tokens) else None
@@ -104,7 +104,7 @@ def test_nothing_raises_after_shutdown_or_for_a_senseless_count() -> None:
 
 def test_unusable_sizes_are_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match="1 <= ngram_min <= ngram_max"):
-        NgramDrafter(DrafterSpec(kind="ngram", ngram_max=1, ngram_min=2))
+        NgramDrafter(NgramSpec(ngram_max=1, ngram_min=2))
 
 
 @settings(max_examples=150, deadline=None)

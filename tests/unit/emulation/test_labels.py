@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from actors.build import build_drafter, build_verifier, describe
+from actors.drafter_specs import DraftModelSpec
 from actors.emulation.voice import MIN_WORDS
 from actors.emulation.words import word_ids
 from actors.loading.checkpoint import load_model, resolve
 from actors.loading.errors import UnsupportedModel
 from actors.loading.tokenizer import load_tokenizer
-from actors.spec import DrafterSpec, ModelSpec
+from actors.spec import ModelSpec
 from cluster.cli.serve import ladder
 from cluster.config import Config, load_config
 from cluster.ingress.deployment import _public_name, _tier_to_pb
@@ -38,7 +39,7 @@ def test_tiers_are_built_without_weights_and_say_what_they_are(
 
     monkeypatch.setattr("actors.build.load_model", never)
     draft, target = config().model_specs()
-    workers: list[Any] = [build_drafter(draft, DrafterSpec()), build_verifier(target)]
+    workers: list[Any] = [build_drafter(draft, DraftModelSpec()), build_verifier(target)]
     for worker, spec in zip(workers, (draft, target), strict=True):
         info = worker.info()
         assert info == describe(spec, 512)
