@@ -14,6 +14,7 @@ from actors.sampling.params import VerifyMode
 from cluster.coordinator.ahead import Flight
 from cluster.coordinator.call import CallBounds, verdict_within, verify_within
 from cluster.coordinator.control.plan import PLAIN, RoundPlan
+from cluster.coordinator.courier import Courier
 from cluster.coordinator.errors import DeadlinePassed, DraftLate, FailureCode, GenerationFailed, ReplicaLate
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.hold import Clock, Hold
@@ -69,6 +70,7 @@ class Climb:
         self._notes = RoundNotes()  # of this round
         self._proposal: _Proposal | None = None
         self._rider = Rider(sequence, ladder.pace, figures, clock, ladder.settings.draft_timeout_s)
+        self._courier = Courier() if ladder.sends_features else None
         self._sent_at = 0.0  # when the latest pass of the target was
         self._degraded = False  # in this round
         self._num_target_losses = 0
@@ -192,6 +194,11 @@ class Climb:
     def _propose(self, hold: Hold, pending: Ids, budget: int) -> list[Piece]:
         assert hold.lease is not None
         context = self._sequence.context(hold.held, pending)
+        if self._courier is not None:
+            loaded = self._courier.load(context, knows_sequence=hold.held is not None)
+            if loaded is None:
+                return []
+            context = loaded
         try:
             handle = hold.lease.propose(context, within(self._plan.shape or DraftShape(self._plan.k), budget))
         except ReplicaLost:
@@ -288,6 +295,8 @@ class Climb:
             if lease is None:
                 raise ReplicaLost(f"tier {hold.index} has no replica")
             context = self._sequence.context(hold.held, pending)
+            if self._courier is not None and hold is self._holds[-1]:
+                context = self._courier.asks(context)
             proposal = self._proposal if pieces and not isinstance(pieces[-1], Draft) else None
             on_sent = partial(self._sent, context.round, pieces) if hold is self._holds[-1] else _nothing
             if step is None:
@@ -322,6 +331,8 @@ class Climb:
             if proposal is not None:
                 await self._note_draft(verdict, pieces, proposal)
             if hold is self._holds[-1]:
+                if self._courier is not None:
+                    self._courier.collect(verdict)
                 tree = None
                 if verdict.path is not None and proposal is not None:
                     tree = await proposal.handle.fetch()  # the verifier had it, so it is here
@@ -354,10 +365,14 @@ class Climb:
             return
         if came_empty or not self._figures.knows_cached(hold.index):
             draft = await proposal.handle.fetch()  # the verifier had it, so it is here
+            if self._courier is not None:
+                self._courier.refused(draft)
             if draft.prefix_missing:
                 hold.held = None
                 return
             self._figures.note_cached(hold.index, draft.num_cached_tokens)
+        if self._courier is not None and not came_empty:
+            self._courier.delivered()
         hold.served(proposal.held)  # also when it had nothing to propose: it has read the context
 
     def _check(self, verdict: Verdict, index: int) -> None:

@@ -31,6 +31,7 @@ class Ladder:
     settings: CoordinatorSettings = field(default_factory=CoordinatorSettings)
     controller: Planner | None = None  # for requests that leave the lookahead to it
     target_drafts: bool = False  # the target has tiers inline: it drafts for itself
+    sends_features: bool = False  # tier 0 drafts from the target's features (`Courier`), in a pool of its own
     pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:

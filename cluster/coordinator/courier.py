@@ -1,0 +1,65 @@
+"""Carries the target's features to a drafter elsewhere: each verdict brings those of what it has decided.
+
+The drafter needs the features of every position but the last of what it is told. What it lacks it says
+(`Draft.features_missing`); the next pass of the target then answers them from there on, and the round after it drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from actors.messages import Context, Draft, Features, Verdict
+
+
+class Courier:
+    """Of one request. Holds the features that the drafter is not known to have."""
+
+    def __init__(self) -> None:
+        self._bag: Features | None = None
+        self._wanted_from = 0  # the first position whose features the target is asked for
+        self.carried_bytes = 0  # to the drafter so far
+
+    def asks(self, context: Context) -> Context:
+        """The context of a pass of the target, which asks for features."""
+        return replace(context, features_from=self._wanted_from)
+
+    def collect(self, verdict: Verdict) -> None:
+        """A pass of the target has been decided."""
+        found = verdict.features
+        if found is None or found.end <= self._wanted_from:
+            return
+        if self._bag is None or found.start != self._bag.end:
+            self._bag = found
+        else:
+            self._bag = Features(self._bag.start, np.concatenate([self._bag.rows, found.rows]))
+        self._wanted_from = found.end
+
+    def load(self, context: Context, *, knows_sequence: bool) -> Context | None:
+        """The context of a proposal with the features on hand; None: they do not suffice, so the round goes on plain.
+
+        `knows_sequence`: the replica holds the beginning of the sequence.
+        """
+        bag = self._bag
+        if not knows_sequence and (bag is None or bag.start > 0):
+            self._restart(0)
+            return None
+        if bag is None or bag.end < context.num_tokens - 1:
+            return None
+        self.carried_bytes += bag.rows.nbytes
+        return replace(context, features=bag)
+
+    def delivered(self) -> None:
+        """The drafter has drafted from what it was sent."""
+        self._bag = None
+
+    def refused(self, draft: Draft) -> None:
+        """An empty draft came: perhaps for want of features."""
+        if draft.features_missing >= 0:
+            self._restart(draft.features_missing)
+
+    def _restart(self, position: int) -> None:
+        if self._bag is not None and self._bag.start <= position:
+            return  # on hand already
+        self._bag, self._wanted_from = None, position
