@@ -52,9 +52,14 @@ def prepare_environment() -> None:
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Serve carries each chunk of a stream from the ingress to its proxy: half the processor time this way.
+    # The ingress answers gRPC itself, behind an HAProxy that listens on `server.host`: Serve's own proxy takes each chunk
+    # of a stream through another Python process, and listens on all interfaces. It is there for whoever sets 0.
+    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     os.environ.setdefault("RAY_SERVE_PROXY_USE_GRPC", "1")
     os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", "1")
+    for name, port in zip(("METRICS", "STATS"), free_ports(2), strict=True):  # or the next service could not have them
+        os.environ.setdefault(f"RAY_SERVE_HAPROXY_{name}_PORT", str(port))
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
     if bin_dir not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([bin_dir, os.environ.get("PATH", "")])

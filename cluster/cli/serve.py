@@ -29,7 +29,7 @@ def serve(
             with local.running(settings, verbose=verbose):
                 stdout.print(ladder(settings))
                 stdout.print(
-                    f"gRPC (plaintext, all interfaces) on port [bold]{settings.server.grpc_port}[/], "
+                    f"gRPC (plaintext) on [bold]{settings.server.host}:{settings.server.grpc_port}[/], "
                     f"HTTP health on {escape(settings.server.host)}:{settings.server.http_port}. "
                     f"Try: outrider generate --address 127.0.0.1:{settings.server.grpc_port} 'Hello'"
                 )
