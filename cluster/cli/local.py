@@ -52,8 +52,8 @@ def prepare_environment() -> None:
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The ingress answers gRPC itself, behind an HAProxy that listens on `server.host`. Serve's own proxy takes each chunk
-    # of a stream through another Python process, and listens on all interfaces; 0 brings it back.
+    # The ingress answers gRPC itself, behind an HAProxy that listens on `server.host`. Serve's own proxy (set 0) takes
+    # each chunk of a stream through another Python process, and listens on all interfaces.
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
     os.environ.setdefault("RAY_SERVE_PROXY_USE_GRPC", "1")
     os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
