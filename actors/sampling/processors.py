@@ -63,14 +63,15 @@ def weigh(
         best = greedy_argmax(logits, index, params, history_ids, num_prompt_tokens)
         return LogWeights(logits.vocab_size, np.array([best]), np.zeros(1, np.float32))
     if adjusts_logits(params, len(history_ids) - num_prompt_tokens):
-        row = adjusted(logits.row(index), params, history_ids, num_prompt_tokens)
+        row = _supported(adjusted(logits.row(index), params, history_ids, num_prompt_tokens), logits.support)
         top = float(row.max())
         check_best(top)
     else:
-        row, top = logits.row(index), logits.top(index)
+        row, top = _supported(logits.row(index), logits.support), logits.top(index)
     with np.errstate(over="ignore"):  # what overflows at a tiny temperature is -Inf: as unlikely as it says
         logs = (row - np.float32(top)) / np.float32(max(params.temperature, _LEAST_TEMPERATURE))
-    return _cut(logs, params)
+    law = _cut(logs, params)
+    return law if logits.support is None else _of_support(law, logits.support, logits.vocab_size)
 
 
 def process(
@@ -114,10 +115,23 @@ def greedy_argmax(
     """The id a greedy request takes: argmax after adjustments, smallest id on ties. Raises `BadLogits`."""
     if not adjusts_logits(params, len(history_ids) - num_prompt_tokens):
         return logits.best(index)
-    row = adjusted(logits.row(index), params, history_ids, num_prompt_tokens)
+    row = _supported(adjusted(logits.row(index), params, history_ids, num_prompt_tokens), logits.support)
     best = int(row.argmax())
     check_best(float(row[best]))
-    return best
+    return best if logits.support is None else int(logits.support[best])
+
+
+def _supported(row: Floats32, support: Indices | None) -> Floats32:
+    return row if support is None else row[support]
+
+
+def _of_support(law: LogWeights, support: Indices, size: int) -> LogWeights:
+    """A law over places in `support` as one over ids."""
+    ids, logs = law.ids, law.logs
+    if ids is None:
+        ids = np.flatnonzero(logs > -np.inf)
+        logs = logs[ids]
+    return LogWeights(size, support[ids], logs)
 
 
 def adjusts_logits(params: SamplingParams, num_output_tokens: int) -> bool:

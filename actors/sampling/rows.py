@@ -38,17 +38,21 @@ class _Best:
 
 
 class LogitRows:
-    """Rows `[num_rows, vocab_size]` of float32 logits; parts of one step share its scan for the best ids."""
+    """Rows `[num_rows, vocab_size]` of float32 logits; parts of one step share its scan for the best ids.
 
-    __slots__ = ("_best", "_start", "_stop", "_values")
+    `support`: the only ids that may come, int64 ascending, whose logits are above all others; None: all ids.
+    """
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    __slots__ = ("_best", "_start", "_stop", "_values", "support")
+
+    def __init__(self, logits: torch.Tensor, support: npt.NDArray[np.int64] | None = None) -> None:
         if logits.ndim != 2:
             raise ValueError(f"logits need the shape [rows, vocabulary], got {tuple(logits.shape)}")
         if logits.requires_grad or logits.dtype is not torch.float32 or not logits.is_cpu:
             logits = logits.detach().float().cpu()
         self._values: Floats32 = logits.numpy()
         self._best = _Best(self._values)
+        self.support = support
         self._start, self._stop = 0, len(self._values)
 
     def __len__(self) -> int:
@@ -62,7 +66,7 @@ class LogitRows:
     def part(self, start: int, stop: int) -> LogitRows:
         """Rows `[start, stop)` of these, without a copy."""
         part = LogitRows.__new__(LogitRows)
-        part._values, part._best = self._values, self._best
+        part._values, part._best, part.support = self._values, self._best, self.support
         part._start, part._stop = self._start + start, self._start + stop
         return part
 
@@ -88,4 +92,4 @@ class LogitRows:
 def concat(parts: Sequence[LogitRows]) -> LogitRows:
     """The rows of several, copied: they outlive their steps."""
     values = np.concatenate([part._values[part._start : part._stop] for part in parts])
-    return LogitRows(torch.from_numpy(values))
+    return LogitRows(torch.from_numpy(values), parts[0].support)

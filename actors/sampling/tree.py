@@ -46,6 +46,7 @@ class VerifiedTree:
     laws: Laws | None  # this tier's law of each of `tokens`, when wanted and in a rejection mode
     logprobs: tuple[TokenLogprobs, ...] | None
     path: tuple[int, ...]  # [num_accepted] accepted nodes, from the root
+    num_relaxed: int = 0  # of these, by a lossy policy alone (`actors.sampling.lossy`)
 
 
 def verify_tree(
@@ -74,8 +75,8 @@ def verify_tree(
                        law_support)
         return VerifiedTree(chain.tokens, chain.num_accepted, chain.last, chain.laws, chain.logprobs,
                             tuple(range(chain.num_accepted)))
-    rows = _TreeRows(parents, draft_ids, laws, logits, params, history_ids, num_prompt_tokens,
-                     law_support if want_laws else None)
+    rows = TreeRows(parents, draft_ids, laws, logits, params, history_ids, num_prompt_tokens,
+                    law_support if want_laws else None)
     match params.mode:
         case VerifyMode.GREEDY:
             path, own = _follow(rows, rows.best)
@@ -114,7 +115,7 @@ def check_parents(parents: Ids, num_draft: int) -> None:
         raise BadDraft(f"draft token {node} names {int(parents[node])} as its parent; name an earlier token, or -1")
 
 
-class _TreeRows(Rows):
+class TreeRows(Rows):
     """Rows of a tree: row 1 + i follows the path to node i."""
 
     def __init__(
@@ -138,7 +139,7 @@ class _TreeRows(Rows):
         return np.concatenate([self._text[: self.start], np.array(drafted, np.int32)])
 
 
-def _follow(rows: _TreeRows, choose: Callable[[int], int]) -> Walk:
+def _follow(rows: TreeRows, choose: Callable[[int], int]) -> Walk:
     """The verifier's own choices, for as long as a child carries them."""
     path: list[int] = []
     node = ROOT
@@ -151,7 +152,7 @@ def _follow(rows: _TreeRows, choose: Callable[[int], int]) -> Walk:
         node = child
 
 
-def _recursive(rows: _TreeRows, uniforms: Floats, residual: float) -> Walk:
+def _recursive(rows: TreeRows, uniforms: Floats, residual: float) -> Walk:
     """Recursive rejection: each rejected child takes its law's share out of p before the next is judged."""
     path: list[int] = []
     node = ROOT
@@ -163,7 +164,7 @@ def _recursive(rows: _TreeRows, uniforms: Floats, residual: float) -> Walk:
         node = kept
 
 
-def _first_kept(rows: _TreeRows, children: list[int], p: Floats, uniforms: Floats) -> tuple[int | None, Floats]:
+def _first_kept(rows: TreeRows, children: list[int], p: Floats, uniforms: Floats) -> tuple[int | None, Floats]:
     """The first of `children` that is kept, and the p [V] that the rejected ones before it have left."""
     for child in children:
         ids, q, q_token = rows.q(child)

@@ -31,6 +31,7 @@ class Options:
     stop: tuple[str, ...] = ()
     lookahead_tokens: int | None = None
     speculation: bool = True
+    lossy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ def request(
         message.speculation.enabled = False
     elif options.lookahead_tokens is not None:
         message.speculation.lookahead_tokens = options.lookahead_tokens
+    if options.lossy is not None:
+        message.speculation.lossy = options.lossy
     return message
 
 

@@ -41,6 +41,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End the text here; may be repeated.")] = None,
     lookahead: Annotated[int | None, typer.Option(min=1, help="Draft tokens per round.")] = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="The target alone.")] = False,
+    lossy: Annotated[
+        bool | None, typer.Option("--lossy/--exact", help="By the server's lossy policy, or exact; else its default.")
+    ] = None,
     show_origin: Annotated[bool, typer.Option("--show-origin", help="Show where tokens came from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Deadline of the request, seconds.")] = 600.0,
@@ -54,6 +57,7 @@ def generate(
         options = client.Options(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens,
             stop=tuple(stop or ()), lookahead_tokens=lookahead, speculation=not no_speculation,
+            lossy=lossy,
         )  # fmt: skip
         try:
             message = client.request(
@@ -110,5 +114,7 @@ def figures(answer: client.Completion) -> str:
     if answer.acceptance is not None:
         kept = f"{speculation.num_accepted}/{speculation.num_drafted}"
         parts.append(f"accepted {kept} ({answer.acceptance:.0%})")
+    if answer.finish.HasField("lossy_policy"):
+        parts.append(f"LOSSY ({answer.finish.lossy_policy}, {speculation.num_relaxed} tokens the target refuses)")
     parts.extend(f"{reason} ({count})" for reason, count in speculation.num_degraded_by_reason.items())
     return " · ".join(parts)

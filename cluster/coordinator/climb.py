@@ -252,7 +252,7 @@ class Climb:
     async def _verify_target(self, pieces: list[Piece]) -> Verdict:
         target, step = self._holds[-1], None
         if self._ladder.target_drafts and self._request.lookahead and self._sequence.remaining > 1:
-            step = DraftShape(min(self._request.lookahead, self._sequence.remaining - 1))
+            step = self._settings.shape(min(self._request.lookahead, self._sequence.remaining - 1))
         while True:
             try:
                 return await self._verify(target, NO_TOKENS, pieces, want_laws=False, step=step)

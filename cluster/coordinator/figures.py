@@ -28,6 +28,7 @@ class FigureCounter:
         self._ahead: Counter[AheadOutcome] = Counter()
         self._rounds = 0
         self._drafted = 0
+        self._relaxed = 0
         self.degraded_steps = 0
         self.lease_moves = 0
 
@@ -35,6 +36,7 @@ class FigureCounter:
         """Add a committed round: `event` is what was left of `verdict` after the cut."""
         self._rounds += 1
         self._drafted += verdict.num_draft
+        self._relaxed += verdict.num_relaxed
         num_positions = verdict.num_draft
         if verdict.path is not None:  # of a tree only the levels that were looked at
             num_positions = verdict.num_accepted + (verdict.last is Origin.RECOVERED)
@@ -86,7 +88,7 @@ class FigureCounter:
         return SpeculationFigures(
             rounds=self._rounds, committed=origins.total(), drafted=self._drafted,
             accepted=origins[Origin.ACCEPTED], recovered=origins[Origin.RECOVERED],
-            bonus=origins[Origin.BONUS],
+            bonus=origins[Origin.BONUS], relaxed=self._relaxed,
             drafted_at=tuple(self._drafted_at), accepted_at=tuple(self._accepted_at),
             accepted_by_tier=dict(self._tiers),
             draft_s=self._draft_s, verify_s=self._verify_s, wait_s=self._wait_s,

@@ -82,6 +82,7 @@ class SpeculationFigures:
     accepted: int = 0  # of those, committed
     recovered: int = 0  # committed where the first rejected draft token stood
     bonus: int = 0  # committed after a fully accepted draft
+    relaxed: int = 0  # of the accepted: kept by a lossy policy alone; what a stop cut off behind them included
     drafted_at: tuple[int, ...] = ()  # [longest draft] drafts that reached each position
     accepted_at: tuple[int, ...] = ()  # [longest draft] of those, accepted and committed
     accepted_by_tier: Mapping[int, int] = field(default_factory=dict)

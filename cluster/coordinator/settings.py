@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.messages import DraftShape
+
 
 @dataclass(frozen=True, slots=True)
 class OverlapSettings:
@@ -60,3 +62,11 @@ class CoordinatorSettings:
             value = getattr(self, name)
             if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"coordinator setting {name} is negative: set it to 0 or more")
+
+    def shape(self, lookahead: int) -> DraftShape:
+        """Of a draft with no path longer than `lookahead`."""
+        tree = self.tree
+        if tree is None:
+            return DraftShape(lookahead)
+        depth = min(lookahead, len(tree.widths)) if tree.widths else lookahead
+        return DraftShape(depth, tree.num_nodes, tree.widths[:lookahead], tree.siblings)

@@ -11,6 +11,7 @@ import numpy as np
 
 from actors.messages import Ids
 from actors.sampling.params import SamplingParams
+from actors.sampling.policies import LossyPolicy
 from cluster.coordinator.request import GenerationRequest
 from cluster.ingress import checks
 from cluster.ingress.checks import InvalidRequest, RequestLimits
@@ -33,6 +34,8 @@ class RequestDefaults:
     top_p: float = 1.0
     min_p: float = 0.0
     block_verification: bool = True
+    lossy: LossyPolicy | None = None  # what a request may ask for; None: every text is exact
+    lossy_by_default: bool = False  # whether those that do not say get it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,13 @@ def from_pb(
     asked = request.sampling
     request_id = checks.check_request_id(request.request_id) or secrets.token_hex(8)
     speculation_off, lookahead = _speculation(request.speculation, limits)
+    lossy = _lossy(request.speculation, defaults, speculation_off)
     # The cheap checks come before the prompt is tokenised.
     checks.check_stop_strings(asked.stop_strings, limits.max_stop_strings)
     checks.check_size("stop_token_ids", len(asked.stop_token_ids), checks.MAX_STOP_IDS)
     checks.check_ids("stop_token_ids", asked.stop_token_ids, codec.vocab_size)
     stop_ids = frozenset(asked.stop_token_ids) | frozenset(() if asked.ignore_eos else defaults.eos_ids)
-    sampling = _sampling(asked, codec.vocab_size, stop_ids, defaults, entropy)
+    sampling = _sampling(asked, codec.vocab_size, stop_ids, defaults, lossy, entropy)
     prompt_ids = _prompt(request, codec)
     max_tokens = checks.fit_max_tokens(
         len(prompt_ids), _given(asked, "max_tokens", asked.max_tokens), defaults.max_tokens, limits,
@@ -160,11 +164,24 @@ def _speculation(asked: pb.SpeculationOptions, limits: RequestLimits) -> tuple[b
     return off, checks.check_count("lookahead_tokens", lookahead, 1, limits.max_lookahead)
 
 
+def _lossy(asked: pb.SpeculationOptions, defaults: RequestDefaults, is_off: bool) -> LossyPolicy | None:
+    """The policy that the text may be made under; None: exact. What the server does not allow is never given."""
+    wanted = _given(asked, "lossy", asked.lossy)
+    if wanted and defaults.lossy is None:
+        raise InvalidRequest("speculation.lossy is true but this server allows no lossy policy: drop it")
+    if wanted and is_off:
+        raise InvalidRequest("speculation.lossy is true although speculation.enabled is false: drop one of the two")
+    if wanted is None:
+        wanted = defaults.lossy_by_default
+    return defaults.lossy if wanted and not is_off else None
+
+
 def _sampling(
     asked: pb.SamplingOptions,
     vocab_size: int,
     stop_ids: frozenset[int],
     defaults: RequestDefaults,
+    lossy: LossyPolicy | None,
     entropy: Callable[[], int],
 ) -> SamplingParams:
     """Checked sampling settings. Filters and a seed with temperature 0 are allowed: greedy satisfies them."""
@@ -199,4 +216,5 @@ def _sampling(
         eos_ids=tuple(sorted(stop_ids)),
         num_logprobs=num_logprobs,
         block_verification=defaults.block_verification,
+        lossy=lossy,
     )

@@ -64,8 +64,11 @@ class Ingress:
             max_prompt_tokens=config.limits.max_prompt_tokens, max_lookahead=config.speculation.max_lookahead,
             max_stop_strings=config.limits.max_stop_strings,
         )
+        lossy = config.speculation.lossy
+        announce_lossy(config)
         self._defaults = RequestDefaults(
             eos_ids=target.eos_ids, block_verification=config.speculation.block_verification,
+            lossy=None if lossy is None else lossy.settings(), lossy_by_default=lossy is not None and lossy.by_default,
             **config.sampling.model_dump(),
         )
         limits = config.limits
@@ -83,6 +86,7 @@ class Ingress:
             windows=[config.tiers[shared[-1]].window for shared in config.processes[used][1:-1]],
             settings=coordinator_settings(config), controller=controller(config, len(pools[used])),
             target_drafts=config.target_drafts,
+            sends_features=config.speculation.enabled and config.sends_features,
         )
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: StatusContext) -> pb.GenerateResponse:
@@ -112,6 +116,8 @@ class Ingress:
         config, limits = self._config, self._limits
         return pb.GetModelInfoResponse(
             model=config.model_name, vocab_size=self._codec.vocab_size, version=_version(),
+            lossy_policy=None if self._defaults.lossy is None else self._defaults.lossy.policy,
+            lossy_by_default=self._defaults.lossy_by_default,
             tiers=[_tier_to_pb(config, index) for index in range(len(config.tiers))],
             limits=pb.Limits(
                 max_context_tokens=limits.max_context_tokens, max_prompt_tokens=config.limits.max_prompt_tokens,
@@ -154,12 +160,12 @@ class Ingress:
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Chunks of one admitted request, the last one with its finish."""
         text = checked.text_stream(self._codec)
-        generation = checked.generation(self._lookahead, deadline)
+        generation, lossy = checked.generation(self._lookahead, deadline), checked.sampling.lossy
         async with aclosing(generate(generation, self._ladder, figures=figures)) as events:
             async for event in events:
                 if isinstance(event, Finish):
                     rest = text.finish().text  # what was held back; it may complete a stop string
-                    yield chunk_to_pb(checked.request_id, rest, finish=finish_to_pb(event, text.stop))
+                    yield chunk_to_pb(checked.request_id, rest, finish=finish_to_pb(event, text.stop, lossy))
                     return
                 piece = text.push(event.token_ids.tolist())
                 tokens = tokens_to_pb(event, piece.num_tokens)
@@ -170,7 +176,15 @@ class Ingress:
         found = figures.snapshot()
         num_cached = found.cached_by_tier.get(len(self._ladder.tiers) - 1, 0)
         finish = Finish(FinishReason.STOP, Usage(len(checked.prompt_ids), text.num_tokens, num_cached), found)
-        yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop))
+        yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop, lossy))
+
+
+def announce_lossy(config: Config) -> None:
+    """Say once, at start, that text may be other than the target's."""
+    lossy = config.speculation.lossy
+    if lossy is not None:
+        whom = "requests that do not ask for exact text" if lossy.by_default else "requests that ask for it"
+        logger.warning("lossy policy %s is on for %s: their text is not exactly the target's", lossy.policy, whom)
 
 
 def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
@@ -183,6 +197,7 @@ def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
             raise TokenizersDiffer(
                 f"tier {tier.name!r} ({info.model}) and target {config.target.name!r} ({infos[-1].model}) have "
                 f"different tokenizers: {reason} Choose a draft model of the target's family"
+                + (", or set drafter.tokenizers to intersection or text" if shared == (0,) else "")
             )
 
 
@@ -202,6 +217,8 @@ def _log(checked: IngressRequest, figures: FigureCounter, outcome: str, wall_s: 
         "num_prompt_tokens": len(checked.prompt_ids), "num_committed": found.committed,
         "rounds": found.rounds, "num_drafted": found.drafted, "num_accepted": found.accepted,
         "lease_moves": found.lease_moves,
+        "num_relaxed": found.relaxed,
+        "lossy": None if checked.sampling.lossy is None else checked.sampling.lossy.policy,
     })
 
 

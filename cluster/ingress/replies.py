@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.messages import Origin, TokenLogprobs
+from actors.sampling.policies import LossyPolicy
 from cluster.coordinator.request import Finish, FinishReason, SpeculationFigures, TokenEvent
 from cluster.ingress.errors import DeadlineExceeded
 from cluster.rpc import outrider_pb2 as pb
@@ -29,8 +30,10 @@ def tokens_to_pb(event: TokenEvent, num_tokens: int | None = None) -> list[pb.To
     return [_token(token_id, origin, tier, logprob) for token_id, origin, tier, logprob in rows]
 
 
-def finish_to_pb(finish: Finish, stop_string: str | None = None) -> pb.Finish:
+def finish_to_pb(finish: Finish, stop_string: str | None = None, lossy: LossyPolicy | None = None) -> pb.Finish:
     """The end of a generation; `stop_string` is the one that ended the text, if one did.
+
+    `lossy` is the policy that the text was made under.
 
     Raises:
         DeadlineExceeded: the deadline passed; that is a status, not a finish.
@@ -42,7 +45,7 @@ def finish_to_pb(finish: Finish, stop_string: str | None = None) -> pb.Finish:
             completion_tokens=finish.usage.num_completion_tokens,
             cached_tokens=finish.usage.num_cached_tokens,
         ),
-        speculation=figures_to_pb(finish.figures),
+        speculation=figures_to_pb(finish.figures), lossy_policy=None if lossy is None else lossy.policy,
     )
     if stop_string is not None:
         message.reason = pb.FINISH_REASON_STOP_STRING
@@ -78,7 +81,7 @@ def figures_to_pb(figures: SpeculationFigures) -> pb.SpeculationFigures:
         num_plain_rounds=plain,
         num_degraded_rounds=figures.degraded_steps,
         num_degraded_by_reason=dict(figures.degraded),
-        num_lease_moves=figures.lease_moves, num_overlapped_by_outcome=figures.ahead,
+        num_lease_moves=figures.lease_moves, num_overlapped_by_outcome=figures.ahead, num_relaxed=figures.relaxed,
         model_s=figures.model_s,
         control_s=figures.control_s,
         control_round_p50_s=figures.control_round_p50_s,

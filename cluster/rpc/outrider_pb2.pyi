@@ -111,12 +111,14 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "lookahead_tokens")
+    __slots__ = ("enabled", "lookahead_tokens", "lossy")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     lookahead_tokens: int
-    def __init__(self, enabled: _Optional[bool] = ..., lookahead_tokens: _Optional[int] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, enabled: _Optional[bool] = ..., lookahead_tokens: _Optional[int] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("id", "logprob")
@@ -151,7 +153,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("num_rounds", "num_committed", "num_drafted", "num_accepted", "num_recovered", "num_bonus", "mean_committed_tokens", "num_drafted_by_position", "num_accepted_by_position", "num_accepted_by_tier", "draft_s", "verify_s", "wait_s", "num_plain_rounds", "num_degraded_rounds", "num_degraded_by_reason", "num_lease_moves", "model_s", "control_s", "control_round_p50_s", "num_cached_prompt_tokens_by_tier", "num_overlapped_by_outcome")
+    __slots__ = ("num_rounds", "num_committed", "num_drafted", "num_accepted", "num_recovered", "num_bonus", "mean_committed_tokens", "num_drafted_by_position", "num_accepted_by_position", "num_accepted_by_tier", "draft_s", "verify_s", "wait_s", "num_plain_rounds", "num_degraded_rounds", "num_degraded_by_reason", "num_lease_moves", "model_s", "control_s", "control_round_p50_s", "num_cached_prompt_tokens_by_tier", "num_overlapped_by_outcome", "num_relaxed")
     class NumAcceptedByTierEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +204,7 @@ class SpeculationFigures(_message.Message):
     CONTROL_ROUND_P50_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_PROMPT_TOKENS_BY_TIER_FIELD_NUMBER: _ClassVar[int]
     NUM_OVERLAPPED_BY_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELAXED_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     num_committed: int
     num_drafted: int
@@ -224,21 +227,24 @@ class SpeculationFigures(_message.Message):
     control_round_p50_s: float
     num_cached_prompt_tokens_by_tier: _containers.ScalarMap[int, int]
     num_overlapped_by_outcome: _containers.ScalarMap[str, int]
-    def __init__(self, num_rounds: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_bonus: _Optional[int] = ..., mean_committed_tokens: _Optional[float] = ..., num_drafted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_tier: _Optional[_Mapping[int, int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., num_plain_rounds: _Optional[int] = ..., num_degraded_rounds: _Optional[int] = ..., num_degraded_by_reason: _Optional[_Mapping[str, int]] = ..., num_lease_moves: _Optional[int] = ..., model_s: _Optional[float] = ..., control_s: _Optional[float] = ..., control_round_p50_s: _Optional[float] = ..., num_cached_prompt_tokens_by_tier: _Optional[_Mapping[int, int]] = ..., num_overlapped_by_outcome: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    num_relaxed: int
+    def __init__(self, num_rounds: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_bonus: _Optional[int] = ..., mean_committed_tokens: _Optional[float] = ..., num_drafted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_tier: _Optional[_Mapping[int, int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., num_plain_rounds: _Optional[int] = ..., num_degraded_rounds: _Optional[int] = ..., num_degraded_by_reason: _Optional[_Mapping[str, int]] = ..., num_lease_moves: _Optional[int] = ..., model_s: _Optional[float] = ..., control_s: _Optional[float] = ..., control_round_p50_s: _Optional[float] = ..., num_cached_prompt_tokens_by_tier: _Optional[_Mapping[int, int]] = ..., num_overlapped_by_outcome: _Optional[_Mapping[str, int]] = ..., num_relaxed: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "speculation")
+    __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "speculation", "lossy_policy")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_POLICY_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     stop_token_id: int
     usage: Usage
     speculation: SpeculationFigures
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ...) -> None: ...
+    lossy_policy: str
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., lossy_policy: _Optional[str] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("text", "tokens", "finish", "request_id")
@@ -301,15 +307,19 @@ class Limits(_message.Message):
     def __init__(self, max_context_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., default_lookahead_tokens: _Optional[int] = ..., max_lookahead_tokens: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "tiers", "limits", "vocab_size", "version")
+    __slots__ = ("model", "tiers", "limits", "vocab_size", "version", "lossy_policy", "lossy_by_default")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_BY_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     model: str
     tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
     limits: Limits
     vocab_size: int
     version: str
-    def __init__(self, model: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., vocab_size: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    lossy_policy: str
+    lossy_by_default: bool
+    def __init__(self, model: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., vocab_size: _Optional[int] = ..., version: _Optional[str] = ..., lossy_policy: _Optional[str] = ..., lossy_by_default: _Optional[bool] = ...) -> None: ...

@@ -59,11 +59,9 @@ class FixedPlanner:
         return RoundPlan(self._rungs, k, self._windows, self._shape(k), ahead, k, Reason.FIXED)
 
     def _shape(self, k: int) -> DraftShape:
-        tree = self._settings.tree
-        if tree is None or len(self._rungs) > 1:  # pieces of middle tiers are joined, and only chains can be
+        if len(self._rungs) > 1:  # pieces of middle tiers are joined, and only chains can be
             return DraftShape(k)
-        depth = min(k, len(tree.widths)) if tree.widths else k
-        return DraftShape(depth, tree.num_nodes, tree.widths[:k], tree.siblings)
+        return self._settings.shape(k)
 
     def observe(self, sequence: None, report: RoundReport, now: float) -> None:
         """Nothing is learned."""

@@ -56,6 +56,8 @@ class Scripted(outrider_pb2_grpc.OutriderServicer):
         figures.num_rounds, figures.mean_committed_tokens = 2, len(pieces) / 2
         if not plain:
             figures.num_drafted, figures.num_accepted = self.num_drafted, self.num_drafted // 2
+        if request.speculation.lossy:
+            finish.lossy_policy, figures.num_relaxed = "typical", 1
         yield pb.GenerateChunk(finish=finish, request_id="r1")
 
 

@@ -54,6 +54,16 @@ def test_options_reach_the_request_and_absent_ones_stay_absent(server: Scripted)
     assert not request.speculation.HasField("enabled")
 
 
+def test_lossy_text_is_asked_for_and_labelled_and_exact_text_is_neither(server: Scripted) -> None:
+    plain, lossy, exact = (generate(server, "hi", *arguments) for arguments in ([], ["--lossy"], ["--exact"]))
+    asked = [request.speculation for request in server.requests]
+    assert [(one.HasField("lossy"), one.lossy) for one in asked] == [(False, False), (True, True), (True, False)]
+    assert "LOSSY (typical, 1 tokens the target refuses)" in lossy.stderr
+    assert "LOSSY" not in plain.stderr + exact.stderr
+    assert json.loads(generate(server, "hi", "--lossy", "--json").stdout)["lossy_policy"] == "typical"
+    assert "lossy_policy" not in json.loads(generate(server, "hi", "--json").stdout)
+
+
 def test_raw_text_is_sent_as_it_is_and_speculation_can_be_off(server: Scripted) -> None:
     generate(server, "-", "--raw", "--no-speculation", stdin="to continue\n")
     request = server.requests[0]

@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from actors.sampling.params import VerifyMode
+from actors.sampling.policies import TypicalAcceptance
 from cluster.ingress.checks import InvalidRequest, RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.tokenizing import TextCodec
@@ -101,6 +102,7 @@ REFUSED = [
         speculating(enabled=False, lookahead_tokens=2),
         "lookahead_tokens is set although speculation.enabled is false: drop one of the two",
     ),
+    (speculating(lossy=True), "speculation.lossy is true but this server allows no lossy policy: drop it"),
     (pb.GenerateRequest(text="a", request_id="x" * 129), "request_id has 129 characters: the limit is"),
     (pb.GenerateRequest(text="a", request_id="a\nb"), "request_id holds control characters: use"),
 ]
@@ -114,6 +116,33 @@ def test_each_mistake_gets_one_sentence_naming_the_fix(
         convert(codec, request_)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+TYPICAL = TypicalAcceptance()
+
+
+@pytest.mark.parametrize(("allowed", "by_default", "asked", "given"), [
+    (None, False, {}, None),
+    (None, False, {"lossy": False}, None),
+    (TYPICAL, False, {}, None),
+    (TYPICAL, False, {"lossy": False}, None),
+    (TYPICAL, False, {"lossy": True}, TYPICAL),
+    (TYPICAL, True, {}, TYPICAL),
+    (TYPICAL, True, {"lossy": False}, None),
+    (TYPICAL, True, {"enabled": False}, None),
+])
+def test_text_is_exact_unless_the_server_allows_and_somebody_asks_otherwise(
+    codec: TextCodec, allowed: TypicalAcceptance | None, by_default: bool, asked: dict[str, bool],
+    given: TypicalAcceptance | None,
+) -> None:
+    defaults = dataclasses.replace(DEFAULTS, lossy=allowed, lossy_by_default=by_default)
+    assert convert(codec, speculating(**asked), defaults=defaults).sampling.lossy == given
+
+
+def test_lossy_drafts_cannot_be_asked_for_without_drafts(codec: TextCodec) -> None:
+    defaults = dataclasses.replace(DEFAULTS, lossy=TYPICAL)
+    with pytest.raises(InvalidRequest, match="although speculation.enabled is false"):
+        convert(codec, speculating(lossy=True, enabled=False), defaults=defaults)
 
 
 UNKNOWN = b"\x98\x06\x01"  # field 99, varint 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from actors.messages import Origin, TokenLogprobs
+from actors.sampling.policies import BigLittle
 from cluster.coordinator.request import Finish, FinishReason, SpeculationFigures, TokenEvent, Usage
 from cluster.ingress.errors import DeadlineExceeded
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
@@ -13,7 +14,7 @@ FIGURES = SpeculationFigures(
     rounds=4, committed=10, drafted=9, accepted=6, recovered=1, bonus=2, drafted_at=(3, 3, 3),
     accepted_at=(3, 2, 1), accepted_by_tier={0: 4, 1: 2}, draft_s=0.5, verify_s=1.5, wait_s=0.25,
     degraded_steps=1, degraded={"tier0:timeout": 1}, lease_moves=2, model_s=1.0, control_s=1.25,
-    control_round_p50_s=0.125, cached_by_tier={0: 64, 2: 128},
+    control_round_p50_s=0.125, relaxed=3, cached_by_tier={0: 64, 2: 128},
 )
 EVENT = TokenEvent(
     token_ids=np.array([7, 8, 9], np.int32),
@@ -73,6 +74,12 @@ def test_reasons_name_what_matched() -> None:
     assert (length.reason, length.WhichOneof("matched_stop")) == (pb.FINISH_REASON_LENGTH, None)
     stopped = finish_to_pb(finish(FinishReason.LENGTH), stop_string="END")
     assert (stopped.reason, stopped.stop_string) == (pb.FINISH_REASON_STOP_STRING, "END")
+
+
+def test_lossy_text_is_labelled_and_exact_text_is_not() -> None:
+    lossy = finish_to_pb(finish(FinishReason.LENGTH), lossy=BigLittle())
+    assert (lossy.lossy_policy, lossy.speculation.num_relaxed) == ("bild", 3)
+    assert not finish_to_pb(finish(FinishReason.LENGTH)).HasField("lossy_policy")
 
 
 def test_failures_are_statuses_not_finishes() -> None:

@@ -39,6 +39,12 @@ def test_different_tokenizers_are_refused_with_the_first_difference(save: Save) 
         check_tokenizers(CONFIG, [draft, target])
 
 
+def test_the_ways_to_draft_in_spite_of_it_are_named(save: Save) -> None:
+    draft, target = save("d", {"a": 0, "b": 1, "c": 2}), save("t", {"a": 0, "c": 1, "b": 2})
+    with pytest.raises(TokenizersDiffer, match=r"set drafter\.tokenizers to intersection or text$"):
+        check_tokenizers(CONFIG, [draft, target])
+
+
 def test_equal_tokenizers_and_drafters_without_one_are_accepted(save: Save) -> None:
     vocab = {"a": 0, "b": 1, "c": 2}
     target = save("t", vocab)
