@@ -70,7 +70,8 @@ class InlineVerifier(Stacked, _DraftsForNobody):
     def step(self, context: Context, shape: DraftShape, drafts: Sequence[Draft] = ()) -> Future[Verdict]:
         """Draft `shape` after the context and `drafts`, and verify all of it.
 
-        A drafter that fails makes a pass over `drafts` alone, whose verdict names the `draft_error`.
+        A drafter that fails makes a pass over `drafts` alone, whose verdict names the `draft_error`. So does one that
+        lacks features of the target, without an error: those that this pass brings are its with the next call.
         """
         return run(_unless_missing(lambda: self._step(context, shape, drafts), self.info().tier))
 
@@ -82,12 +83,18 @@ class InlineVerifier(Stacked, _DraftsForNobody):
         telling = self.truths.begin(context)
         draft = yield from self._drafted(telling, context.round, shape, drafts)
         pieces = [*drafts, draft] if len(draft.tokens) or draft.error or not drafts else drafts
-        return (yield from self._judged(telling, context.round, pieces, False))
+        if not self._drafter.wants_features:
+            return (yield from self._judged(telling, context.round, pieces, False))
+        start = telling.features_from(telling.ids, draft.features_missing)
+        verdict = yield from self._judged(telling, context.round, pieces, False, start)
+        return telling.keep_features(telling.ids, verdict)
 
-    def _judged(self, telling: Telling, round: int, drafts: Sequence[Draft], want_laws: bool) -> Steps[Verdict]:
+    def _judged(
+        self, telling: Telling, round: int, drafts: Sequence[Draft], want_laws: bool, features_from: int = -1
+    ) -> Steps[Verdict]:
         return (yield from telling.ask(
             UPPER, self.batons[UPPER], telling.ids, round,
-            lambda told: self._verifier.verify(told, drafts, want_laws),
+            lambda told: self._verifier.verify(replace(told, features_from=features_from), drafts, want_laws),
         ))
 
     def _drafted(
@@ -99,9 +106,11 @@ class InlineVerifier(Stacked, _DraftsForNobody):
         if any(draft.parents is not None for draft in drafts):
             return Draft(_NO_IDS)
         ids = np.concatenate([telling.ids, *(draft.tokens for draft in drafts)])
+        features = telling.take_features(telling.ids) if self._drafter.wants_features else None
         try:
             draft = yield from telling.ask(
-                LOWER, self.batons[LOWER], ids, round, lambda told: self._drafter.propose(told, shape),
+                UPPER if self._drafter.runs_above else LOWER, self.batons[LOWER], ids, round,
+                lambda told: self._drafter.propose(replace(told, features=features), shape),
             )
         except Superseded:
             raise

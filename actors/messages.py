@@ -214,6 +214,7 @@ class Verdict:
     missed: bool = False  # of an enumeration: none of its branches fits the outcome, nothing was verified
     rejected: bool = False  # with `error`: this model cannot serve such a request at all (e.g. it is too long)
     features: Features | None = None  # from `Context.features_from` to the last accepted token
+    num_relaxed: int = 0  # accepted tokens that only a lossy policy has kept (`SamplingParams.lossy`)
 
     @property
     def last_node(self) -> int:

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -254,6 +254,7 @@ class RankWorker:
             torch.set_num_threads(self._spec.num_threads)
         model = load_model(self._spec)
         shard(model, self._spec.tensor_parallel_size, group)
-        local = make_runner(model, self._spec)
+        spec = self._spec if self._rank == 0 else replace(self._spec, feature_layers=())  # one rank keeps them for all
+        local = make_runner(model, spec)
         dist.barrier()  # patient; from here on the ranks are in step and `group`'s short timeout may hold
         return local

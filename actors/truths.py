@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from actors.chains import Baton, Steps
 from actors.engine.jobs import PrefixMissing, StaleCall
-from actors.messages import Context, Draft, Ids, Verdict
+from actors.handover import Handover
+from actors.messages import Context, Draft, Features, Ids, Verdict
 
 Answer = TypeVar("Answer", Draft, Verdict)
 
@@ -34,6 +36,7 @@ class _Sequence:
         self.round = -1
         self.held: list[Ids | None] = [None] * num_workers
         self.call: Telling | None = None  # the latest
+        self.handover = Handover()
         self.used_at = 0.0  # seconds of the clock
 
 
@@ -66,6 +69,30 @@ class Telling:
                     if self._sequence.call is self:
                         self._sequence.held[worker] = ids
             return answer
+
+    def take_features(self, ids: Ids) -> Features | None:
+        """Those of the upper tier that the lower one has not seen before the last of `ids`; the caller hands them over.
+        """
+        with self._sequence.lock:
+            return self._sequence.handover.take(ids) if self._sequence.call is self else None
+
+    def features_from(self, ids: Ids, missing: int = -1) -> int:
+        """First position whose features the upper tier's pass after `ids` shall answer. `missing`: what the lower one
+        has said that it lacks, if anything."""
+        with self._sequence.lock:
+            if missing >= 0 and self._sequence.call is self:
+                self._sequence.handover.misses(missing)
+            return self._sequence.handover.wanted_from(ids)
+
+    def keep_features(self, ids: Ids, verdict: Verdict) -> Verdict:
+        """Those of a verdict after `ids` wait for the next proposal. Returns it without them."""
+        if verdict.features is None:
+            return verdict
+        with self._sequence.lock:
+            if self._sequence.call is self:
+                text = np.concatenate([ids, verdict.tokens[: verdict.num_accepted]])
+                self._sequence.handover.keep(text, verdict.features)
+        return replace(verdict, features=None)
 
     def _check_current(self) -> None:
         if self._sequence.call is not self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -14,11 +14,24 @@ from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected
 from actors.engine.tree import depths
-from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, Laws, Origin, ReplicaInfo, Verdict
+from actors.messages import (
+    AheadPlan,
+    Context,
+    Draft,
+    DraftShape,
+    Enumeration,
+    Features,
+    Ids,
+    Laws,
+    Origin,
+    ReplicaInfo,
+    Verdict,
+)
 from actors.outcomes import Outcomes
 from actors.sampling import laws as draft_laws
+from actors.sampling.lossy import verify_lossy
 from actors.sampling.rows import LogitRows, concat
-from actors.sampling.tree import check_parents, verify_tree
+from actors.sampling.tree import VerifiedTree, check_parents, verify_tree
 from actors.sampling.validate import BadDraft
 
 
@@ -118,21 +131,22 @@ class VerifyJob(Job):
         context = self.context
         if self._num_fed < len(self._ids):  # the row after a foreign id is never looked at
             logits = concat([logits, logits.part(self._num_fed, self._num_fed + 1)])
-        decide = partial(
-            verify_tree, params=context.sampling, history_ids=history_ids,
-            num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
-            want_laws=self._want_laws, law_support=self._law_support,
-        )
         try:
-            verified = decide(draft_ids=self._ids, parents=self._parents, laws=self._laws, logits=logits)
+            verified = self._decide(logits, history_ids)
         except BadDraft as error:
             self._refuse_draft(error)
-            verified = decide(draft_ids=self._ids, parents=None, laws=None, logits=logits.part(0, 1))
+            self._laws = None
+            verified = self._decide(logits.part(0, 1), history_ids)
         path: tuple[int, ...] | None = None
         if self._parents is not None:
             self.path = verified.path
             path = tuple(self._nodes[list(verified.path)].tolist())  # as the drafter numbers them
         self.num_decided = context.num_tokens + verified.num_accepted
+        features = None
+        if context.features_from >= 0:
+            accepted = context.num_tokens + np.array(verified.path, np.int32)
+            places = np.append(np.arange(context.num_tokens, dtype=np.int32), accepted)
+            features = Features(context.features_from, self.read_features(places[context.features_from :]))
         self.future.set_result(
             Verdict(
                 tokens=verified.tokens, num_accepted=verified.num_accepted, num_draft=len(self._ids),
@@ -142,10 +156,22 @@ class VerifyJob(Job):
                 num_cached_tokens=self.num_cached_tokens, draft_model_seconds=self._draft_model_seconds,
                 verify_model_seconds=self.model_seconds, pass_rows=self.pass_rows, pass_seconds=self.pass_seconds,
                 path=path, draft_pass_rows=self._draft_pass[0],
-                draft_pass_seconds=self._draft_pass[1],
+                draft_pass_seconds=self._draft_pass[1], num_relaxed=verified.num_relaxed,
+                features=features,
             )
         )
         return None
+
+    def _decide(self, logits: LogitRows, history_ids: Ids) -> VerifiedTree:
+        """By the exact rule, unless the request allows a lossy one; tokens that go up with laws always exactly."""
+        context = self.context
+        decide: Callable[..., VerifiedTree] = verify_lossy
+        if context.sampling.lossy is None or self._want_laws:
+            decide = partial(verify_tree, want_laws=self._want_laws, law_support=self._law_support)
+        return decide(
+            draft_ids=self._ids, parents=self._parents, laws=self._laws, logits=logits, params=context.sampling,
+            history_ids=history_ids, num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
+        )
 
     def fail(self, error: Exception) -> None:
         """An error verdict; a missing prefix is told apart, for it only asks for a fuller call.
@@ -222,6 +248,12 @@ class Verifier(EngineBacked):
         job.clip(max(0, self._info.max_context_tokens - context.num_tokens))
         job.clip_tree(self._most_nodes(context))
         job.stop_at_foreign_id(self.engine.vocab_size)
+        if context.features_from >= 0 and not self.engine.features_kept:
+            job.fail(SequenceRejected(
+                f"features were asked for, and tier {self._info.tier} ({self._info.model}) keeps none: give it the "
+                "feature_layers of the drafter"
+            ))
+            return job.future
         self._outcomes.begin(context)
         job.future.add_done_callback(partial(self._outcomes.decided, context))
         self.engine.submit(job)

@@ -6,6 +6,8 @@ Rank 0 writes {weights: [logits per chunk size]} to OUT. Sequences are fed by ha
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +18,13 @@ from actors.engine.broadcast import BroadcastRunner, Channel, GroupChannel, foll
 from actors.engine.make import make_runner
 from actors.engine.native.channel import open_channel
 from actors.engine.native.fused import FusedRunner
-from actors.engine.step import ModelRunner
+from actors.engine.step import KeepsFeatures, ModelRunner, StepInput
 from actors.loading.sharded import shard
 from tests.models import tiny_spec
 from tests.tape import Tape
 
 CHUNKS = (1, 7, 50)
+FEATURE_LAYERS = (1, 2)
 TREE = np.array([3, 1, 4, 1, 5, 9], np.int32)
 PARENTS = np.array([-1, -1, 0, 1, 2, 3], np.int32)
 PATH = [1, 3, 5]
@@ -56,17 +59,42 @@ def branch(tape: Tape) -> list[torch.Tensor]:
     return [in_tree, after, tape.run([(0, 50, TREE[PATH])])]
 
 
-def told(runner: ModelRunner) -> list[torch.Tensor]:
-    """`branch`, rank 0 telling the others its steps as a group does (`actors.engine.broadcast`)."""
+class Shallow:
+    """A runner all of whose passes run one layer."""
+
+    def __init__(self, runner: Any, layer: int, wants_hidden: bool) -> None:
+        self.num_pages = runner.num_pages
+        self._runner = runner
+        self._changes: dict[str, Any] = {"layers": np.array([layer], np.int32), "wants_hidden": wants_hidden}
+
+    def forward(self, step: StepInput) -> torch.Tensor:
+        """Of that layer."""
+        result: torch.Tensor = self._runner.forward(replace(step, **self._changes))
+        return result
+
+
+def shallow(runner: Any) -> list[torch.Tensor]:
+    """Logits by the second layer alone, and the residual stream after the first."""
+    return [Tape(Shallow(runner, *which), 1, seed=4).feed(0, ids(), 25) for which in ((1, False), (0, True))]
+
+
+def features(runner: KeepsFeatures, tape: Tape) -> torch.Tensor:
+    """What is kept of the sequence that the tape has fed last."""
+    slots = np.array([tape.slot(0, position) for position in range(len(ids()))], np.int32)
+    return torch.from_numpy(runner.features_at(slots)).float()
+
+
+def told(runner: ModelRunner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """`branch` and `shallow`, rank 0 telling the others its steps as a group does (`actors.engine.broadcast`)."""
     group = dist.new_group()
     assert group is not None
     channel: Channel = open_channel(dist.get_rank(), dist.get_world_size(), 60.0) or GroupChannel(group)
     if dist.get_rank() > 0:
         follow(runner, channel, 60.0)
-        return []
+        return [], []
     leader = BroadcastRunner(runner, channel, 60.0)
     leader.num_pages = runner.num_pages  # type: ignore[attr-defined]  # for the tape
-    found = branch(Tape(leader, 1, seed=3))
+    found = branch(Tape(leader, 1, seed=3)), shallow(leader)
     leader.stop()
     return found
 
@@ -79,11 +107,16 @@ def main() -> None:
     found = {}
     for weights in sys.argv[5].split(","):
         cut = shard(model(), size, None)
-        runner = make_runner(cut, tiny_spec(weights=weights, tensor_parallel_size=size, max_batch_tokens=64))
+        layers = FEATURE_LAYERS if rank == 0 else ()  # one rank keeps them for all
+        spec = tiny_spec(weights=weights, tensor_parallel_size=size, max_batch_tokens=64, feature_layers=layers)
+        runner = make_runner(cut, spec)
         assert isinstance(runner, FusedRunner)
         dist.barrier()
-        found[weights] = [Tape(runner, 1, seed=chunk).feed(0, ids(), chunk) for chunk in CHUNKS]
-        found[f"{weights}-tree"] = told(runner)
+        tapes = [Tape(runner, 1, seed=chunk) for chunk in CHUNKS]
+        found[weights] = [tape.feed(0, ids(), chunk) for tape, chunk in zip(tapes, CHUNKS, strict=True)]
+        if rank == 0:
+            found[f"{weights}-features"] = [features(runner, tapes[-1])]
+        found[f"{weights}-tree"], found[f"{weights}-shallow"] = told(runner)
     if rank == 0:
         torch.save(found, out)
     dist.barrier()

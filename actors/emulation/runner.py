@@ -64,38 +64,22 @@ class EmulatedRunner:
             pages[step.copies[:, 1]] = pages[step.copies[:, 0]]
 
     def _feed(self, step: StepInput) -> None:
+        befores = step.before(self._page_tokens)
         counted = self._drawn(step) if self._speaker.counts_own else [False] * len(step.input_ids)
-        rows = zip(step.input_ids.tolist(), step.slots.tolist(), self._before(step).tolist(), counted, strict=True)
+        rows = zip(step.input_ids.tolist(), step.slots.tolist(), befores.tolist(), counted, strict=True)
         for token, slot, before, draws in rows:
             prefix = int(self._prefix[before]) if before >= 0 else ROOT
             self._prefix[slot], self._token[slot] = extend(prefix, token), token
             self._own[slot] = self._run(before, token) if draws and before >= 0 else 0
-
-    def _before(self, step: StepInput) -> Int32s:
-        """[num_rows] slot of the token before each row's on its path; -1: there is none."""
-        lengths = np.diff(step.cu_query)
-        sequence = np.repeat(np.arange(len(lengths)), lengths)
-        parents = step.parents if len(step.parents) else self._in_turn(lengths)
-        place = step.kv_len[sequence] - lengths[sequence] + parents
-        page = step.pages[step.cu_pages[sequence] + np.maximum(place, 0) // self._page_tokens]
-        slots: Int32s = np.where(place < 0, -1, page * self._page_tokens + place % self._page_tokens)
-        return slots
 
     def _drawn(self, step: StepInput) -> list[bool]:
         """Which rows may be drafted ones: several in a row that are no tree catch up with the truth instead."""
         lengths = np.diff(step.cu_query)
         drawn = np.repeat(lengths == 1, lengths)
         if len(step.parents):
-            branches = step.parents != self._in_turn(lengths)
+            branches = step.parents != step.chain()
             drawn |= np.repeat(np.logical_or.reduceat(branches, step.cu_query[:-1]), lengths)
         return drawn.tolist()
-
-    @staticmethod
-    def _in_turn(lengths: Int32s) -> Int32s:
-        """Parents of rows that are chains."""
-        ends = np.cumsum(lengths)
-        turns: Int32s = np.arange(-1, ends[-1] - 1, dtype=np.int32) - np.repeat(ends - lengths, lengths)
-        return turns
 
     def _run(self, before: int, token: int) -> int:
         """Own best words in a row that end with `token` after the slot `before`."""

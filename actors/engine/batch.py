@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from actors.engine.features import FeaturesMissing, reach, share_of
 from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall, TimeUp
 from actors.engine.kv.manager import KVManager
 from actors.engine.packing import Part, pack
@@ -15,8 +18,9 @@ from actors.engine.planner import Planner
 from actors.engine.preemption import RESTING_S, Preemption
 from actors.engine.scheduler import Chunk, Scheduler
 from actors.engine.sequences import Sequence, SequenceTable, is_branch
-from actors.engine.step import Int32s, ModelRunner
-from actors.messages import Ids
+from actors.engine.shallow import LayersUnrun
+from actors.engine.step import Int32s, KeepsFeatures, KnowsPart, ModelRunner, TakesFeatures
+from actors.messages import Halves, Ids
 from actors.sampling.rows import LogitRows, concat
 from actors.sampling.validate import BadLogits
 from actors.spec import ModelSpec
@@ -38,16 +42,19 @@ class Batch:
         self.kv = KVManager(num_pages, spec.page_tokens)
         self._table = SequenceTable(self.kv, spec, max_context_tokens, runner.vocab_size, clock)
         self._planner = Planner(
-            self.kv, self._table, Scheduler(spec.max_batch_tokens, spec.prefill_rows),
+            self.kv, self._table, partial(Scheduler, spec.max_batch_tokens, spec.prefill_rows),
             Preemption(min(RESTING_S, spec.idle_timeout_s / 2)), clock,
         )
         self._runner = runner
+        self._known_ids = runner.known_ids if isinstance(runner, KnowsPart) else None
+        self._width_taken = runner.features_taken if isinstance(runner, TakesFeatures) else 0
+        self._keeper = runner if isinstance(runner, KeepsFeatures) and runner.features_kept else None
         self._moves: list[Int32s] = []  # of tokens of verified trees, to be made at the beginning of the next pass
         self._scrub_page = num_pages  # the runner's always-zero page
         self._idle_timeout_s = spec.idle_timeout_s
         self._on_closed = on_closed
         self._clock = clock
-        self.num_steps = 0
+        self.num_steps = self.num_shallow_steps = 0  # the latter: of these, through some of the layers
         self.num_rows = 0
         self.forward_s = 0.0
         self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
@@ -98,6 +105,7 @@ class Batch:
     def _attach_spawned(self, job: Job) -> None:
         spawned, job.spawned = job.spawned, []
         for branch_job in spawned:
+            branch_job.shallow = job.shallow
             self.attach(branch_job)
 
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
@@ -134,17 +142,35 @@ class Batch:
                 job.fail(TimeUp())
                 self._table.detach(sequence)
 
+    def _end_unfounded(self) -> None:
+        """Shallow calls end where tokens before their own have no KV (yet, or any more: it was taken for others)."""
+        for sequence in [s for s in self._table.active.values() if s.job is not None and s.job.shallow is not None]:
+            job = sequence.job
+            if job is not None and self.kv.length(sequence.sequence_id) < (sequence.num_whole or 0):
+                job.fail(LayersUnrun())
+                self._table.detach(sequence)
+
     def step(self) -> bool:
         """One packed pass over the calls under way; False if there is none that can run now."""
         self._end_overdue()
+        self._end_unfounded()
         chunks = self._planner.plan()
         if not chunks:
             return False
+        chunks = self._fed(chunks)
+        if not chunks:
+            return True
         parts = [self._part(chunk) for chunk in chunks]
         step = pack(parts, self.kv.page_tokens, self._planner.copies, self._moves)
+        first_job = self._table[chunks[0].sequence_id].job
+        shallow = None if first_job is None else first_job.shallow  # of all of them: see `Planner.plan`
+        if shallow is not None:
+            step = replace(step, layers=shallow.layers, wants_hidden=shallow.exit is not None)
         self._pass_began_s = began_s = time.monotonic()
         try:
             logits = self._runner.forward(step)
+            if shallow is not None and shallow.exit is not None:
+                logits = shallow.exit(logits)
         except Exception as error:
             log.exception("forward pass failed")
             self.fail_all(error)
@@ -157,8 +183,10 @@ class Batch:
         self._planner.copies, self._moves = [], []
         self.forward_s += seconds
         self.num_steps += 1
+        self.num_shallow_steps += shallow is not None
         self.num_rows += len(step.input_ids)
-        rows = LogitRows(logits)
+        has_exit = shallow is not None and shallow.exit is not None
+        rows = LogitRows(logits, shallow.known_ids if shallow is not None and has_exit else self._known_ids)
         first = 0
         jobs = [self._table[chunk.sequence_id].job for chunk in chunks]
         for chunk, part in zip(chunks, parts, strict=True):
@@ -177,12 +205,48 @@ class Batch:
         assert sequence.job is not None
         num_logits = max(0, chunk.end - max(chunk.start, sequence.job.first_logit))
         ids = sequence.ids.view(chunk.start, chunk.end)
-        return Part(ids, chunk.start, self.kv.pages(chunk.sequence_id), num_logits, _parents(sequence.job, chunk))
+        given = share_of(sequence.job.context.features, chunk.start, chunk.end) if self._width_taken else None
+        parents = _parents(sequence.job, chunk)
+        return Part(ids, chunk.start, self.kv.pages(chunk.sequence_id), num_logits, parents, given)
+
+    def _fed(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks as far as the features that their rows read are there; calls that lack them have failed."""
+        if not self._width_taken:
+            return chunks
+        fed = []
+        for chunk in chunks:
+            sequence = self._table[chunk.sequence_id]
+            assert sequence.job is not None
+            try:
+                fed.append(replace(chunk, end=self._reach(sequence, sequence.job, chunk)))
+            except (FeaturesMissing, SequenceRejected) as error:
+                sequence.job.fail(error)
+                self._table.detach(sequence)
+        return fed
+
+    def _reach(self, sequence: Sequence, job: Job, chunk: Chunk) -> int:
+        """Where the rows of a chunk end that can be run with the features that come with it, of which note is taken.
+
+        Raises `FeaturesMissing`, `SequenceRejected`.
+        """
+        given = job.context.features
+        if given is not None and (given.start < 0 or given.rows.ndim != 2 or given.rows.shape[1] != self._width_taken):
+            raise SequenceRejected(
+                f"the features have the shape {given.rows.shape} from position {given.start} on, this drafter takes "
+                f"rows of {self._width_taken}: run the target with the drafter's feature_layers"
+            )
+        held = min(sequence.num_given, chunk.start)
+        found = reach(chunk.start, chunk.end, sequence.num_covered, held, given)
+        if found.end < chunk.end and job.draft_parents() is not None and chunk.end > job.context.num_tokens:
+            raise FeaturesMissing(held)  # a tree is run in one pass
+        sequence.num_whole = sequence.whole(found.num_known + 1)
+        sequence.num_given = min(found.num_known, found.end)
+        return found.end
 
     def _advance(self, sequence: Sequence, part: Part, pass_rows: int, seconds: float) -> None:
         end = part.start + len(part.ids)
         self.kv.advance(sequence.sequence_id, part.ids)
-        self.kv.commit(sequence.sequence_id, min(sequence.num_committed, end))
+        self.kv.commit(sequence.sequence_id, sequence.whole(min(sequence.num_committed, end)))
         sequence.has_run = True
         if sequence.job is not None:
             sequence.job.pass_rows, sequence.job.pass_seconds = pass_rows, seconds
@@ -200,6 +264,8 @@ class Batch:
                 return
             logits = concat(job.pending)
             job.pending = []
+        if self._keeper is not None:
+            job.read_features = partial(self._features, self._keeper, sequence.sequence_id)
         try:
             next_id = job.on_logits(logits, sequence.ids.view(0, job.first_logit + 1))
         except BadLogits as error:
@@ -219,6 +285,11 @@ class Batch:
             job.first_logit = len(sequence.ids)
             sequence.ids.extend((next_id,))
 
+    def _features(self, keeper: KeepsFeatures, sequence_id: str, places: Int32s) -> Halves:
+        """What the runner keeps beside the KV of these places in a sequence's pages, [len(places), width]."""
+        length = self.kv.length(sequence_id)
+        return keeper.features_at(self.kv.slots(sequence_id, 0, length)[places])
+
     def _prune(self, sequence: Sequence, job: Job) -> None:
         """Nothing of a tree stays but the path that its call keeps, which is from now on as if fed as a chain."""
         num_kept = job.context.num_tokens
@@ -234,7 +305,7 @@ class Batch:
 
     def _commit_decided(self, sequence: Sequence, job: Job) -> None:
         """What the call has decided may be found by later prompts, even if this was the sequence's last call."""
-        num_tokens = min(job.num_decided, self.kv.length(sequence.sequence_id))
+        num_tokens = min(job.num_decided, sequence.whole(self.kv.length(sequence.sequence_id)))
         if num_tokens > sequence.num_committed:
             self.kv.commit(sequence.sequence_id, num_tokens)
 

@@ -22,7 +22,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from actors.engine.step import Int32s, ModelRunner, StepInput
+from actors.engine.jobs import NoFeatures
+from actors.engine.step import Int32s, KeepsFeatures, ModelRunner, StepInput
+from actors.messages import Halves
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +164,17 @@ class BroadcastRunner:
     def shares_head(self) -> bool:
         """See `ModelRunner`."""
         return self._local.shares_head
+
+    @property
+    def features_kept(self) -> int:
+        """See `KeepsFeatures`: rank 0 alone keeps them, for the residual stream is whole on every rank."""
+        return self._local.features_kept if isinstance(self._local, KeepsFeatures) else 0
+
+    def features_at(self, slots: Int32s) -> Halves:
+        """See `KeepsFeatures`."""
+        if not isinstance(self._local, KeepsFeatures):
+            raise NoFeatures("this model keeps no features: give it feature_layers")
+        return self._local.features_at(slots)
 
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""

@@ -7,11 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 from actors.engine.batch import Batch
 from actors.engine.jobs import Job, ReplicaFull, StaleCall
-from actors.engine.step import ModelRunner
+from actors.engine.shallow import Shallow
+from actors.engine.step import KeepsFeatures, ModelRunner, Prepares, TakesFeatures
 from actors.messages import Ids, ReplicaStats
 from actors.spec import ModelSpec
 
@@ -38,6 +40,9 @@ class Engine:
         self.spec = spec
         self.max_context_tokens = max_context_tokens
         self.vocab_size = runner.vocab_size
+        self.features_taken = runner.features_taken if isinstance(runner, TakesFeatures) else 0  # as below
+        self.features_kept = runner.features_kept if isinstance(runner, KeepsFeatures) else 0  # width of a row
+        self._runner = runner
         self._batch = Batch(runner, spec, max_context_tokens, on_closed)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # Every sequence may have a call and a close waiting; whatever comes on top has no place to run.
@@ -75,6 +80,23 @@ class Engine:
         if self._ended:
             self._drain_commands(None)
 
+    def prepare(self, shallow: Shallow) -> None:
+        """Make the runner ready for passes of this kind, where the first one would else keep calls waiting."""
+        runner = self._runner
+        if not isinstance(runner, Prepares):
+            return
+        done: Future[None] = Future()
+
+        def act() -> None:
+            try:
+                runner.prepare(shallow.layers, shallow.exit is not None)
+                done.set_result(None)
+            except Exception as error:  # to the caller's thread
+                done.set_exception(error)
+
+        self._commands.put(act)
+        done.result()
+
     def check_integrity(self) -> None:
         """Raise if pages leaked; runs in the engine's thread between steps."""
         done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -107,6 +129,7 @@ class Engine:
                 "num_active_calls": batch.num_calls,
                 "num_waiting_calls": self._commands.qsize(),
                 "num_preemptions": batch.num_preemptions,
+                "num_shallow_steps": batch.num_shallow_steps,
                 "num_refused_calls": self._num_refused,
             },
         )

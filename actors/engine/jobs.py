@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from actors.messages import Context, Ids
+from actors.engine.shallow import Shallow
+from actors.messages import Context, Halves, Ids
 from actors.sampling.rows import LogitRows
 
 
@@ -28,6 +29,10 @@ class ReplicaFull(Exception):
     """This replica has no room for the call now: it may be served elsewhere, or here later; one clear sentence."""
 
 
+class NoFeatures(Exception):
+    """Features were asked for where none are kept; one clear sentence."""
+
+
 class TimeUp(Exception):
     """The time that a call was given is over: what it has is its answer."""
 
@@ -38,6 +43,11 @@ class Fork:
 
     sequence_id: str
     num_tokens: int
+
+
+def no_features(places: Ids) -> Halves:
+    """Of a runner that keeps none."""
+    raise NoFeatures("this tier keeps no features: give its model the feature_layers of the drafter")
 
 
 class Job(abc.ABC):
@@ -57,6 +67,8 @@ class Job(abc.ABC):
         self.pending: list[LogitRows] = []  # of a pass that took several steps, oldest first
         self.model_seconds = 0.0  # of forward passes while this call was here, waiting or taking part
         self.pass_rows, self.pass_seconds = 0, 0.0  # of the last of them, other sequences' rows included
+        self.read_features = no_features  # float16 [len(places), width] that the runner keeps of places in the
+        # sequence's pages (a tree's nodes are still where they were fed), while `on_logits` runs
         # Set by the job:
         self.fork: Fork | None = None  # of a call on a branch: where to open it
         self.spawned: list[Job] = []  # calls on branches of the sequence, taken up by the engine and removed from here
@@ -64,6 +76,11 @@ class Job(abc.ABC):
         self.num_known = 0  # of `draft_ids`: tokens whose logits, and those of the ones before, are not wanted again
         self.path: tuple[int, ...] = ()  # of a tree: nodes that stay, from its root on; the others are dropped
         self.num_decided = 0  # tokens of the sequence that this tier has decided: they may enter the prefix cache
+        self.num_whole: int | None = None  # rows from this position on are provisional: their keys and values (made by
+        # a part of the layers, of mask tokens, ...) serve this call and its branches, then they are dropped; None: none
+        self.shallow: Shallow | None = None  # which layers its passes run, and those of the calls that it spawns; the
+        # rows are provisional, and `num_whole` says so. None: all
+        self.extends = False  # goes on from what is provisional instead of dropping it, as calls on branches always do
 
     @abc.abstractmethod
     def draft_ids(self) -> Ids:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from actors.engine.linear import pack_linears
 from actors.engine.runner import LocalRunner
 from actors.engine.step import ModelRunner
+from actors.engine.widened import WidenedRunner
 from actors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -19,11 +20,18 @@ def make_runner(model: Any, spec: ModelSpec) -> ModelRunner:
     """Take `model` (this rank's shard of it) over; collective over the default group when there are several ranks.
 
     On a CPU with native kernels a model of a known architecture runs fused, in one call per pass; any other runs
-    its own modules, layer by layer, over the same kernels.
+    its own modules, layer by layer, over the same kernels. A draft model with a reduced vocabulary answers logits of
+    the whole one.
 
     Raises:
         KernelBuildError: native kernels are wanted and there is no compiler.
     """
+    vocabulary = getattr(model, "draft_vocabulary", None)  # of `actors.loading.reduced`
+    runner = _make(model, spec)
+    return runner if vocabulary is None or vocabulary.is_whole else WidenedRunner(runner, vocabulary)
+
+
+def _make(model: Any, spec: ModelSpec) -> ModelRunner:
     if spec.device == "cpu" and spec.kernels == "native":
         fused = _fused(model, spec)
         if fused is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from actors.engine import tree
 from actors.engine.kv.copies import parallel_copies
 from actors.engine.step import Int32s, StepInput
+from actors.messages import Halves
 
 _NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
 _NO_PARENTS: Int32s = np.empty(0, np.int32)
@@ -25,14 +26,16 @@ class Part:
     pages: Int32s  # all that the sequence holds
     num_logits: int  # of its last rows
     parents: Int32s | None = None  # [num_rows] as in `StepInput`, where the rows are a tree; None: a chain
+    given: tuple[int, Halves] | None = None  # features of positions from the first on, all in `pages`
 
 
 def pack(
     parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]] = (), moves: Sequence[Int32s] = ()
 ) -> StepInput:
     """One step of `parts`, in their order; `copies` are meant one after another, and so are `moves`."""
-    if not moves and all(len(p.ids) == 1 and p.num_logits == 1 for p in parts):
+    if not moves and all(len(p.ids) == 1 and p.num_logits == 1 and p.given is None for p in parts):
         return _decoding(parts, page_tokens, copies)
+    features, feature_slots = _features(parts, page_tokens)
     count = len(parts)
     lengths = np.fromiter((len(p.ids) for p in parts), np.int32, count)
     starts = np.fromiter((p.start for p in parts), np.int32, count)
@@ -57,6 +60,8 @@ def pack(
         copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2),
         moves=np.concatenate(moves) if moves else np.empty((0, 2), np.int32),
         parents=parents,
+        features=features,
+        feature_slots=feature_slots,
     )
 
 
@@ -76,6 +81,18 @@ def _decoding(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[in
         copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else _NO_PAIRS,
         moves=_NO_PAIRS, parents=_NO_PARENTS,
     )
+
+
+def _features(parts: Sequence[Part], page_tokens: int) -> tuple[Halves, Int32s]:
+    """All given features, and the slots of their positions."""
+    found = [(part, *part.given) for part in parts if part.given is not None]
+    if not found:
+        return np.empty((0, 0), np.float16), np.empty(0, np.int32)
+    slots = []
+    for part, first, rows in found:
+        places = np.arange(first, first + len(rows), dtype=np.int32)
+        slots.append(part.pages[places // page_tokens] * np.int32(page_tokens) + places % np.int32(page_tokens))
+    return np.concatenate([rows for _, _, rows in found]), np.concatenate(slots)
 
 
 def _branch(parts: Sequence[Part], places: Int32s, cu_query: Int32s) -> tuple[Int32s, Int32s]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from actors.engine.features import num_given_before
 from actors.engine.jobs import ReplicaFull, SequenceRejected
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.table import pages_for
 from actors.engine.preemption import Holder, Preemption
 from actors.engine.scheduler import Backlog, Chunk, Scheduler
 from actors.engine.sequences import Sequence, SequenceTable
+from actors.engine.shallow import WHOLE_COST, Shallow, Turns
 
 EXPECTED_S = 1.0  # a sequence that was answered so recently will soon call again, so steps are kept short for it
 
@@ -18,32 +20,41 @@ class Planner:
     """Finds the chunks of each step and reserves their pages."""
 
     def __init__(
-        self, kv: KVManager, table: SequenceTable, scheduler: Scheduler, preemption: Preemption,
+        self, kv: KVManager, table: SequenceTable, make_scheduler: Callable[[], Scheduler], preemption: Preemption,
         clock: Callable[[], float],
     ) -> None:
         self._kv = kv
         self._table = table
-        self._scheduler = scheduler
+        self._make_scheduler = make_scheduler
+        self._schedulers: dict[Shallow | None, Scheduler] = {}  # of each kind of pass (None: through all layers)
+        self._turns = Turns()
         self._preemption = preemption
         self._clock = clock
         self.copies: list[tuple[int, int]] = []  # pages to be copied before the next pass (copy on write, scrubbing)
         self.num_preemptions = 0  # sequences whose pages were taken
 
     def plan(self) -> list[Chunk]:
-        """Chunks that can run, with their pages reserved; none if every call must wait for memory."""
+        """Chunks that can run, with their pages reserved; none if every call must wait for memory.
+
+        All of them belong to calls that want the same kind of pass.
+        """
         self._shed_branches()
         waiting = sorted(self._table.active.values(), key=lambda s: s.age)
         if self._is_tight(waiting):
             waiting = self._may_run(waiting)
         self._find_cached(waiting)
         while waiting:
-            backlogs = [self._backlog(s) for s in waiting]
-            planned = self._scheduler.plan(backlogs, more_expected=self._more_expected(backlogs))
+            kinds = {kind: WHOLE_COST if kind is None else kind.cost for kind in map(_kind, waiting)}
+            turn = self._turns.order(kinds)[0]
+            backlogs = [self._backlog(s) for s in waiting if _kind(s) is turn]
+            scheduler = self._schedulers.setdefault(turn, self._make_scheduler())
+            planned = scheduler.plan(backlogs, more_expected=len(kinds) > 1 or self._more_expected(backlogs))
             # Oldest first: who is robbed to make room has not been given anything in this step yet.
             planned.sort(key=lambda chunk: self._table[chunk.sequence_id].age)
             ready = [chunk for chunk in planned if self._reserve(chunk)]
             if ready:
-                self._scheduler.charge(ready)
+                scheduler.charge(ready)
+                self._turns.charge(turn)
                 return ready
             # Without pages they give their rows to others: perhaps the ones that hold the pages.
             refused = {chunk.sequence_id for chunk in planned}
@@ -101,6 +112,7 @@ class Planner:
                 continue
             self._kv.release(sequence.sequence_id)
             num_found = self._kv.open(sequence.sequence_id, sequence.ids.view(0, sequence.job.first_logit + 1))
+            sequence.num_given = num_given_before(num_found)
             if not sequence.has_run:
                 sequence.num_cached = sequence.job.num_cached_tokens = num_found
 
@@ -157,3 +169,9 @@ class Planner:
         )
         self._table.detach(sequence)
         self._kv.truncate(sequence.sequence_id, 0)
+
+
+def _kind(sequence: Sequence) -> Shallow | None:
+    """Which passes the sequence's call wants."""
+    assert sequence.job is not None
+    return sequence.job.shallow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from actors.engine.attention import PagedKV
+from actors.engine.layers import LayerChoice
+from actors.engine.plane import WithPlane, make_plane
 from actors.engine.probe import Geometry, UnsupportedAttention, probe
 from actors.engine.step import StepInput
 from actors.spec import ModelSpec
@@ -39,7 +42,7 @@ class Attention(Protocol):
         ...
 
 
-class LocalRunner:
+class LocalRunner(WithPlane):
     """The `ModelRunner` of one process. Owns the KV tensors; knows nothing of sequences or pages' owners.
 
     `model` must have its linear layers replaced already (`actors.engine.linear`, or the sharded ones).
@@ -55,25 +58,51 @@ class LocalRunner:
         self._device = spec.device
         self.num_pages = spec.num_pages
         self.vocab_size = int(config.vocab_size)
+        self._layers = LayerChoice(model, spec.model)
         self._attention = _attention(spec, probe(model, spec.model, spec.device).layers, self.num_pages)
         model.set_attn_implementation(self._attention.name)
+        num_slots = (self.num_pages + 1) * spec.page_tokens
+        self.plane = make_plane(spec, self._layers.num_layers, int(config.hidden_size), num_slots)
+        self._slots = torch.empty(0, dtype=torch.int64)  # of the rows of the pass under way
+        for place, layer in enumerate(spec.feature_layers):
+            self._layers.show(layer - 1, partial(self._keep, place))
 
     @torch.inference_mode()
-    def forward(self, step: StepInput) -> torch.Tensor:
-        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 on CPU."""
+    def forward(self, step: StepInput, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 on CPU, or their residual
+        stream (see `ModelRunner`).
+
+        `inputs_embeds`: [num_rows, hidden] in place of the embeddings of the tokens.
+        """
         if len(step.moves):
             self._attention.move_slots(step.moves)
         if len(step.copies):
             self._attention.copy_pages(step.copies)
+        if self.plane is not None:
+            self.plane.rearrange(step.moves, step.copies)
+            self._slots = torch.from_numpy(step.slots).long().to(self._device)
+        self._layers.run(step.layers)
+        rows = torch.from_numpy(step.logit_rows).long().to(self._device)
+        read: dict[str, torch.Tensor] = {}
+        if inputs_embeds is None:
+            read["input_ids"] = torch.from_numpy(step.input_ids).long()[None].to(self._device)
+        else:
+            read["inputs_embeds"] = inputs_embeds[None].to(self._device, self._model.dtype)
         output = self._model(
-            input_ids=torch.from_numpy(step.input_ids).long()[None].to(self._device),
+            **read,
             position_ids=torch.from_numpy(step.positions).long()[None].to(self._device),
             use_cache=False,
-            logits_to_keep=torch.from_numpy(step.logit_rows).long().to(self._device),
+            logits_to_keep=rows[:0] if step.wants_hidden else rows,
             plan=self._attention.plan(step),
         )
+        if step.wants_hidden:
+            return self._layers.hidden[0, rows].float().cpu()
         logits: torch.Tensor = output.logits[0].float().cpu()
         return logits
+
+    def _keep(self, place: int, hidden: torch.Tensor) -> None:
+        assert self.plane is not None
+        self.plane.put(place, self._slots, hidden[0])
 
 
 def _attention(spec: ModelSpec, seen: list[Geometry], num_pages: int) -> Attention:

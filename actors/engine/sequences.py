@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.engine.features import num_given_before
 from actors.engine.jobs import Fork, Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.vector import IntVector
@@ -33,6 +34,13 @@ class Sequence:
     job: Job | None = None
     notes: object | None = None  # what its jobs leave to the next one
     branches: list[Sequence] = field(default_factory=list)  # siblings on forked pages, opened by its jobs
+    num_whole: int | None = None  # KV from this position on is provisional (see `Job.num_whole`); None: none of it
+    num_given: int = 0  # of the tokens with KV: leading ones whose features were given (`actors.engine.features`)
+    num_covered: int = 0  # leading rows that its call must not run from the drafter's own states (likewise)
+
+    def whole(self, length: int) -> int:
+        """Of `length` leading tokens those whose KV counts."""
+        return length if self.num_whole is None else min(length, self.num_whole)
 
 
 class SequenceTable:
@@ -42,6 +50,9 @@ class SequenceTable:
     sequence waits for the truth, its jobs may run *branches* of it: siblings that begin on its pages (copy on write)
     and go on with what the truth may turn out to be. The next call makes the sibling that shares most with its
     context the sequence, and ends the others. Branches are known to nobody outside.
+
+    KV may be provisional from some position on (`Job.num_whole`): calls on branches, which the jobs of one call make,
+    go on from it, the next call of the sequence does not find it, and neither does the prefix cache.
     """
 
     def __init__(
@@ -97,10 +108,15 @@ class SequenceTable:
         if sequence.job is not None:
             sequence.job.fail(StaleCall("replaced by a later call"))
         self._adopt(sequence, context)
+        if job.fork is None and not job.extends:
+            self._drop_provisional(sequence)
         told = np.concatenate([context.tokens, job.draft_ids()])
         common = context.start + _num_common(sequence.ids.view(context.start), told)
         sequence.notes = job.recall(sequence.notes, common)
         self._rewind(sequence, job)
+        sequence.num_covered = sequence.whole(context.num_tokens)
+        if job.num_whole is not None:
+            sequence.num_whole = sequence.whole(job.num_whole)
         sequence.round = context.round
         sequence.num_committed = context.num_committed
         sequence.last_used_s = self._clock()
@@ -136,7 +152,7 @@ class SequenceTable:
         if truth is not None:
             self._become(sequence, self._closest(sequence, 0, truth))
             common = _num_common(sequence.ids.view(), truth)
-            self._kv.commit(sequence_id, min(common, self._kv.length(sequence_id)))
+            self._kv.commit(sequence_id, min(common, sequence.whole(self._kv.length(sequence_id))))
         self._end_branches(sequence)
         self._kv.release(sequence_id)
         return True
@@ -184,6 +200,7 @@ class SequenceTable:
         sequence_id = context.sequence_id
         sequence = Sequence(sequence_id, self._num_opened, IntVector(), self._clock())
         sequence.num_cached = self._kv.open(sequence_id, context.tokens)
+        sequence.num_given = num_given_before(sequence.num_cached)
         self._num_opened += 1
         self._sequences[sequence_id] = sequence
         return sequence
@@ -197,6 +214,8 @@ class SequenceTable:
         self._kv.truncate(branch_id, fork.num_tokens)
         ids = IntVector(self[fork.sequence_id].ids.view(0, fork.num_tokens))
         branch = Sequence(branch_id, _BRANCH_AGE + self._num_branches, ids, self._clock())
+        branch.num_whole = self[fork.sequence_id].num_whole
+        branch.num_given = min(self[fork.sequence_id].num_given, fork.num_tokens)
         self._num_branches += 1
         self._branches[branch_id] = branch
         trunk.branches.append(branch)
@@ -211,11 +230,11 @@ class SequenceTable:
         self._end_branches(sequence)
 
     def _closest(self, sequence: Sequence, start: int, tokens: Ids) -> Sequence:
-        """Of a sequence and its branches, the one that has most of `tokens` (from `start` on) in KV memory."""
+        """Of a sequence and its branches, the one that has most of `tokens` (from `start` on) in KV memory, whole."""
 
         def shared(sibling: Sequence) -> tuple[int, int]:
             common = start + _num_common(sibling.ids.view(start), tokens) if len(sibling.ids) >= start else 0
-            return min(common, self._kv.length(sibling.sequence_id)), common
+            return min(common, sibling.whole(self._kv.length(sibling.sequence_id))), common
 
         return max((sequence, *sequence.branches), key=shared)
 
@@ -225,6 +244,7 @@ class SequenceTable:
             return
         self._kv.replace(sequence.sequence_id, sibling.sequence_id)
         sequence.ids, sequence.notes = sibling.ids, sibling.notes
+        sequence.num_whole, sequence.num_given = sibling.num_whole, sibling.num_given
         sequence.branches.remove(sibling)
         del self._branches[sibling.sequence_id]
 
@@ -252,6 +272,15 @@ class SequenceTable:
                 "raise it, or add replicas"
             )
         self.close(min(idle, key=lambda s: s.last_used_s).sequence_id)
+
+    def _drop_provisional(self, sequence: Sequence) -> None:
+        """Cut KV to what counts. What was drawn from the rest goes too: to go on with it, it would have to be fed."""
+        if sequence.num_whole is None:
+            return
+        held = self._kv.length(sequence.sequence_id)
+        if sequence.num_whole < held:
+            self._kv.truncate(sequence.sequence_id, sequence.num_whole)
+        sequence.notes = sequence.num_whole = None
 
     def _rewind(self, sequence: Sequence, job: Job) -> None:
         """Cut ids and KV to what they share with the context and draft, and put those in place.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.messages import Halves
+
 Int32s = npt.NDArray[np.int32]
 
 
-_NUM_PARTS = 11
+_NUM_PARTS = 15
 
 
 def _none() -> Int32s:
@@ -21,6 +23,10 @@ def _none() -> Int32s:
 
 def _no_pairs() -> Int32s:
     return np.empty((0, 2), np.int32)
+
+
+def _no_features() -> Halves:
+    return np.empty((0, 0), np.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +54,36 @@ class StepInput:
     # another, before all else (a verified tree's accepted path goes where a chain would have it)
     parents: Int32s = field(default_factory=_none)  # [num_rows] each row's parent among its sequence's rows, -1: the
     # keys before them; empty: no tree in this step
+    layers: Int32s = field(default_factory=_none)  # [num_run] indices of the layers that run, ascending, 0: the first
+    # (`actors.engine.shallow`); empty: all
+    wants_hidden: bool = False  # answer the residual stream after the last of them instead of logits
+    features: Halves = field(default_factory=_no_features)  # [num_given, width] of another model, for runners that take
+    # them (`TakesFeatures`): they go into the plane before any row reads it
+    feature_slots: Int32s = field(default_factory=_none)  # [num_given] the slots of the positions that they belong to
+
+    def before(self, page_tokens: int) -> Int32s:
+        """[num_rows] slot of the token before each row's on its path, of a tree's row that of its parent; -1: none."""
+        lengths = np.diff(self.cu_query)
+        sequence = np.repeat(np.arange(len(lengths)), lengths)
+        parents = self.parents if len(self.parents) else self.chain()
+        place = self.kv_len[sequence] - lengths[sequence] + parents
+        page = self.pages[self.cu_pages[sequence] + np.maximum(place, 0) // page_tokens]
+        slots: Int32s = np.where(place < 0, -1, page * page_tokens + place % page_tokens)
+        return slots
+
+    def chain(self) -> Int32s:
+        """[num_rows] `parents` as they would be if every sequence's rows were a chain."""
+        turns: Int32s = np.arange(-1, len(self.input_ids) - 1, dtype=np.int32)
+        turns -= np.repeat(self.cu_query[:-1], np.diff(self.cu_query))
+        return turns
 
     def pack(self) -> Int32s:
         """One int32 vector, for broadcasting to tensor-parallel ranks."""
         parts = [
             self.input_ids, self.positions, self.slots, self.cu_query, self.kv_len,
             self.pages, self.cu_pages, self.logit_rows, self.copies.reshape(-1), self.moves.reshape(-1), self.parents,
+            self.layers, np.array([self.wants_hidden], np.int32), self.feature_slots,
+            np.ascontiguousarray(self.features).reshape(-1).view(np.int32),  # pairs of halves: widths are even
         ]
         return np.concatenate([np.array([len(p) for p in parts], np.int32), *parts]).astype(np.int32)
 
@@ -62,10 +92,12 @@ class StepInput:
         """Inverse of `pack`."""
         lengths = packed[:_NUM_PARTS]
         parts = np.split(packed[_NUM_PARTS:], np.cumsum(lengths)[:-1])
-        ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies, moves, parents = parts
+        ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies, moves, parents, *others = parts
+        layers, wants_hidden, feature_slots, pairs = others
+        features = pairs.view(np.float16).reshape(len(feature_slots), -1) if len(feature_slots) else _no_features()
         return cls(
             ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies.reshape(-1, 2),
-            moves.reshape(-1, 2), parents,
+            moves.reshape(-1, 2), parents, layers, bool(wants_hidden[0]), features, feature_slots,
         )
 
 
@@ -83,5 +115,63 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, step: StepInput) -> torch.Tensor:
-        """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
+        """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU.
+
+        With `step.wants_hidden` [num_logits, hidden] of the residual stream, before the final norm, instead.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesFeatures(Protocol):
+    """A `ModelRunner` whose rows read, beside their token, a state of the position before (EAGLE, 2401.15077).
+
+    It keeps a plane with one state a slot. Its `forward(step)` makes `step.moves` and `step.copies` in the plane as in
+    the KV, puts `step.features` (fused or as they are, as it likes) at `step.feature_slots`, then runs the rows: each
+    reads the plane at `step.before(page_tokens)` (at -1, of position 0, a state of zeros or whatever the drafter was
+    trained with), and last puts the row's own state at `step.slots`, but where features were given in this step.
+
+    The engine sees to it that what a row reads is there before the pass: given, now or earlier, or the own state of a
+    row that an earlier pass ran. The latter rows are provisional (`Job.num_whole`).
+    """
+
+    @property
+    def features_taken(self) -> int:
+        """Width of `step.features`."""
+        ...
+
+
+@runtime_checkable
+class KeepsFeatures(Protocol):
+    """A `ModelRunner` that keeps the residual stream after some layers, a row a slot (`ModelSpec.feature_layers`).
+
+    The rows are written as the slots' keys and values are, and go with them in moves and copies.
+    """
+
+    @property
+    def features_kept(self) -> int:
+        """Width of a row: layers * hidden; 0: it keeps none."""
+        ...
+
+    def features_at(self, slots: Int32s) -> Halves:
+        """[len(slots), width] float16, a copy: what the passes so far have left there."""
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A `ModelRunner` whose first pass of a kind takes long, unless it was told of the kind before."""
+
+    def prepare(self, layers: Int32s, wants_hidden: bool) -> None:
+        """Make ready for passes with these `StepInput.layers` and `wants_hidden`."""
+        ...
+
+
+@runtime_checkable
+class KnowsPart(Protocol):
+    """A `ModelRunner` whose output head knows a part of the vocabulary: nothing else may come."""
+
+    @property
+    def known_ids(self) -> npt.NDArray[np.int64] | None:
+        """Ascending; their logits are above those of all other ids. None: it knows all."""
         ...

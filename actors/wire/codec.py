@@ -22,6 +22,7 @@ from actors.messages import (
     Draft,
     DraftShape,
     Enumeration,
+    Features,
     Ids,
     Laws,
     Origin,
@@ -29,13 +30,16 @@ from actors.messages import (
     Verdict,
 )
 from actors.sampling.params import SamplingParams
+from actors.sampling.policies import POLICIES, LossyPolicy
 
 Message = TypeVar("Message")
 
 _DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8"))
+_HALF = np.dtype("<f2")
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _WIRE_CLASSES: tuple[type[Any], ...] = (
-    Context, SamplingParams, Draft, DraftShape, AheadPlan, Branch, Enumeration, Laws, Verdict, TokenLogprobs,
+    Context, SamplingParams, Draft, DraftShape, AheadPlan, Branch, Enumeration, Laws, Verdict, TokenLogprobs, Features,
+    *POLICIES.values(),
 )
 
 
@@ -43,6 +47,7 @@ def _names(cls: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls))
 
 
+_LOSSY = _names(SamplingParams).index("lossy")
 _FIELDS = {cls: attrgetter(*_names(cls)) for cls in _WIRE_CLASSES}
 SCHEMA = hashlib.blake2b(
     repr([(cls.__name__, _names(cls)) for cls in _WIRE_CLASSES] + [str(dtype) for dtype in _DTYPES]).encode(),
@@ -150,13 +155,31 @@ def _default(value: object) -> object:
         if value.ndim != 1 or value.dtype not in _CODES:
             raise TypeError(f"an array of shape {value.shape} and type {value.dtype} does not travel")
         return msgpack.ExtType(_CODES[value.dtype], value.tobytes())
+    if isinstance(value, Features):
+        return _features_parts(value)
     if isinstance(value, SamplingParams):
         return _sampling_bytes(value)
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, LossyPolicy):
+        return value.policy, *_FIELDS[type(value)](value)
     if (values := _FIELDS.get(type(value))) is None:
         raise TypeError(f"a {type(value).__name__} does not travel")
     return values(value)
+
+
+def _features_parts(features: Features) -> tuple[int, int, memoryview]:
+    """First position, width, and the rows' own bytes: they are by far the largest of what travels."""
+    rows = features.rows
+    if rows.ndim != 2 or rows.dtype != np.float16:
+        raise TypeError(f"features of shape {rows.shape} and type {rows.dtype} do not travel")
+    rows = np.ascontiguousarray(rows, _HALF)
+    return int(features.start), rows.shape[1], rows.reshape(-1).view(np.uint8).data
+
+
+def _features(parts: tuple[int, int, bytes]) -> Features:
+    start, width, data = parts
+    return Features(start, np.frombuffer(data, _HALF).reshape(-1, width) if width else np.empty((0, 0), np.float16))
 
 
 def _array(code: int, data: bytes) -> np.ndarray[Any, Any]:
@@ -171,7 +194,11 @@ def _sampling_bytes(params: SamplingParams) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _sampling(packed: bytes) -> SamplingParams:
-    return SamplingParams(*_unpack(packed))
+    values = list(_unpack(packed))
+    if values[_LOSSY] is not None:
+        name, *settings = values[_LOSSY]
+        values[_LOSSY] = POLICIES[name](*settings)
+    return SamplingParams(*values)
 
 
 def _decoder(cls: type[Message], **parts: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Message]:
@@ -190,11 +217,12 @@ def _decoder(cls: type[Message], **parts: Callable[[Any], Any]) -> Callable[[Seq
 
 _laws = _decoder(Laws)
 _logprobs = _decoder(TokenLogprobs)
-_context = _decoder(Context, sampling=_sampling)
+_context = _decoder(Context, sampling=_sampling, features=_features)
 _draft = _decoder(Draft, laws=_laws)
 _plan = _decoder(AheadPlan, shape=lambda values: DraftShape(*values))
 _branch = _decoder(Branch, draft=_draft)
 _enumeration = _decoder(Enumeration, branches=lambda branches: tuple(_branch(branch) for branch in branches))
 _verdict = _decoder(
-    Verdict, last=Origin, laws=_laws, logprobs=lambda tokens: tuple(_logprobs(token) for token in tokens),
+    Verdict, last=Origin, laws=_laws, features=_features,
+    logprobs=lambda tokens: tuple(_logprobs(token) for token in tokens),
 )

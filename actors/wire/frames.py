@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import cast
 
-MAX_PAYLOAD_BYTES = 256 * 2**20  # whole laws of a long draft over a large vocabulary stay far below
+MAX_PAYLOAD_BYTES = 2**30  # the features of a long prompt, by far the largest that travels, stay below
 _HEADER = struct.Struct("<IBQ")
 
 

@@ -129,3 +129,33 @@ def test_a_drafter_in_rank_0_of_a_tensor_parallel_target_needs_one_call_a_round(
             await frees_everything(groups[0], target)
 
     with_groups(settings(uneven_model(tmp_path), True, ranks=2), body)
+
+
+@pytest.mark.parametrize("drafter", [{"kind": "early_exit", "exit_layer": 1}, {"kind": "layer_skip"}], ids=str)
+def test_a_tensor_parallel_target_drafts_for_itself_with_some_of_its_layers(
+    ray_env: None, tmp_path: Path, drafter: dict[str, Any]
+) -> None:
+    async def body(groups: list[Group], channels: list[Channel]) -> None:
+        (target,) = channels
+        num_drafted = 0
+
+        async def step(told: Context) -> Verdict:
+            nonlocal num_drafted
+            verdict = decode_verdict(await target.call(Kind.STEP, encode_step(told, DraftShape(4))))
+            num_drafted += verdict.num_draft
+            return verdict
+
+        for sampling in SETTINGS:
+            plain, _ = await generated(lambda told: verify(target, told), sampling)
+            await target.call(Kind.CLOSE, encode_close("s", None))
+            ids, _ = await generated(step, sampling)
+            assert ids == plain
+            await frees_everything(groups[0], target)
+        assert num_drafted >= NUM_TOKENS
+
+    tiers = [
+        {"name": "self", "inline": True, "drafter": drafter},
+        {"name": "target", "model": str(uneven_model(tmp_path)), "tensor_parallel_size": 2, "num_threads": 1,
+         "kv_tokens": 4096},
+    ]
+    with_groups(load_config({"tiers": tiers}, environ={}), body)

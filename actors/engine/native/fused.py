@@ -24,6 +24,7 @@ from actors.engine.native.library import (
 )
 from actors.engine.native.step import NativeStep
 from actors.engine.native.weights import PackedWeight, pack_weight
+from actors.engine.plane import WithPlane, make_plane
 from actors.engine.step import StepInput
 from actors.spec import ModelSpec
 
@@ -41,7 +42,7 @@ class _Rope:
     width: int
 
 
-class FusedRunner:
+class FusedRunner(WithPlane):
     """The `ModelRunner` of a model that was taken apart. Its weights are copied as they are packed, layer by layer.
 
     Several ranks share the output head, too: every rank needs to know which rows' logits are wanted.
@@ -77,6 +78,11 @@ class FusedRunner:
         mine = slice(0, self.vocab_size) if exchange is None else slice(*parts[exchange.rank : exchange.rank + 2])
         head = self._pack(_rows(anatomy.head, mine), head_kind(spec.weights))
         self._head_parts = np.array(parts, np.int32)
+        num_slots = (self.num_pages + 1) * spec.page_tokens
+        self.plane = make_plane(spec, len(self._layers), anatomy.hidden, num_slots)
+        self._places = np.full(len(self._layers), -1, np.int32)
+        for index, kept in enumerate(spec.feature_layers):
+            self._places[kept - 1] = index * anatomy.hidden
         self._model = ModelArgs(
             len(self._layers), anatomy.hidden, anatomy.activation,
             spec.num_threads or torch.get_num_threads(),
@@ -84,26 +90,37 @@ class FusedRunner:
             anatomy.epsilon, anatomy.embedding_scale, self._layers, self._hold(embedding),
             self._hold(anatomy.final_norm), head, address(self._head_parts), anatomy.logit_cap,
             None if exchange is None else ctypes.pointer(exchange.args),
+            None if self.plane is None else address(self.plane.rows), self.features_kept, address(self._places),
         )  # fmt: skip
         by_shape = {(h.num_heads, h.num_kv_heads, h.head_dim): h for h in (layer.heads for layer in self._layers)}
         self._kinds_of_heads = list(by_shape.values())
         self._workspace = self._make_workspace(spec.max_batch_tokens)
 
-    def forward(self, step: StepInput) -> torch.Tensor:
-        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 (on rank 0; else none).
+    def forward(self, step: StepInput, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+        """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 (on rank 0; else none), or
+        their residual stream (see `ModelRunner`).
 
+        `inputs_embeds`: [num_rows, hidden] float32 in place of the embeddings of the tokens, which are not looked at.
         Raises `RankLate` when another rank hangs.
         """
         if len(step.moves):
             self.kv.move_slots(step.moves)
         if len(step.copies):
             self.kv.copy_pages(step.copies)
+        if self.plane is not None:
+            self.plane.rearrange(step.moves, step.copies)
         if len(step.input_ids) > self._workspace_rows:
             self._workspace = self._make_workspace(len(step.input_ids))
         native = NativeStep(step, self._page_tokens)
+        if inputs_embeds is not None:
+            if inputs_embeds.shape != (len(step.input_ids), self._model.hidden):
+                raise ValueError(f"inputs_embeds {tuple(inputs_embeds.shape)} are no row for each of the step's rows")
+            inputs_embeds = inputs_embeds.float().contiguous()
+            native.args.inputs_embeds = inputs_embeds.data_ptr()
         self._reserve_partials(native)
         leads = self._exchange is None or self._exchange.rank == 0
-        logits = torch.empty(len(step.logit_rows) if leads else 0, self.vocab_size)
+        width = self._model.hidden if step.wants_hidden else self.vocab_size
+        logits = torch.empty(len(step.logit_rows) if leads else 0, width)
         if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
             raise RankLate("another tensor-parallel rank did not come to a sum in time")
         return logits

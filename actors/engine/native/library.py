@@ -46,6 +46,8 @@ class StepArgs(Structure):
         ("input_ids", c_void_p), ("positions", c_void_p), ("slots", c_void_p), ("pages", c_void_p),
         ("logit_rows", c_void_p), ("group_rows", c_void_p), ("group_pages", c_void_p),
         ("forks", c_void_p), ("tails", c_void_p), ("tail_slots", c_void_p),
+        ("layers", c_void_p), ("num_layers", c_int32), ("wants_hidden", c_int32),
+        ("inputs_embeds", c_void_p),
     ]  # fmt: skip
 
 
@@ -95,6 +97,7 @@ class ModelArgs(Structure):
         ("embedding_kind", c_int32), ("epsilon", c_float), ("embedding_scale", c_float),
         ("layers", POINTER(LayerArgs)), ("embedding", c_void_p), ("final_norm", c_void_p), ("head", LinearArgs),
         ("head_parts", c_void_p), ("logit_cap", c_float), ("exchange", POINTER(ExchangeArgs)),
+        ("plane", c_void_p), ("plane_width", c_int32), ("plane_places", c_void_p),
     ]  # fmt: skip
 
 

@@ -28,6 +28,10 @@ class NativeStep:
         self.args = StepArgs(
             len(step.input_ids), len(step.logit_rows), len(group_pages), page_tokens, *map(address, self._arrays)
         )
+        if len(step.layers):
+            self._arrays.append(np.ascontiguousarray(step.layers, np.int32))
+            self.args.layers, self.args.num_layers = address(self._arrays[-1]), len(step.layers)
+        self.args.wants_hidden = step.wants_hidden
 
     def partial_floats(self, heads: HeadsArgs, num_threads: int) -> int:
         """Scratch that `attend` needs where chunks of few rows are shared out to threads (`src/attention.c`)."""

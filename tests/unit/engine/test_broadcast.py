@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from actors.engine.broadcast import FRAME_LEN, BroadcastRunner, Opcode, Watchdog, follow, receive
-from actors.engine.step import StepInput
+from actors.engine.jobs import NoFeatures
+from actors.engine.step import Int32s, KeepsFeatures, StepInput
+from actors.messages import Halves
 
 
 class Wire:
@@ -176,3 +178,20 @@ def test_the_watchdog_thread_reports_a_hang_by_itself() -> None:
 def test_a_watchdog_needs_a_positive_timeout() -> None:
     with pytest.raises(ValueError, match="positive"):
         Watchdog(0.0, poll_s=None)
+
+
+def test_the_leader_keeps_the_features_of_its_own_rank() -> None:
+    class Keeping(Recorder):
+        features_kept = 4
+
+        def features_at(self, slots: Int32s) -> Halves:
+            return np.repeat(slots.astype(np.float16)[:, None], 4, axis=1)
+
+    plain, keeping = (BroadcastRunner(r, Leader(Wire()), 5, heartbeat_s=60) for r in (Recorder(), Keeping()))
+    assert isinstance(plain, KeepsFeatures) and plain.features_kept == 0
+    assert keeping.features_kept == 4
+    assert keeping.features_at(np.array([3, 1], np.int32)).tolist() == [[3.0] * 4, [1.0] * 4]
+    with pytest.raises(NoFeatures, match="feature_layers"):
+        plain.features_at(np.zeros(1, np.int32))
+    plain.stop()
+    keeping.stop()

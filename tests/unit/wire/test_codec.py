@@ -17,12 +17,14 @@ from actors.messages import (
     Draft,
     DraftShape,
     Enumeration,
+    Features,
     Laws,
     Origin,
     TokenLogprobs,
     Verdict,
 )
 from actors.sampling.params import SamplingParams
+from actors.sampling.policies import BigLittle, TypicalAcceptance
 from actors.wire import codec
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,15 +46,21 @@ samplings = st.builds(
     entropy=st.integers(0, 2**63 - 1), eos_ids=st.lists(int32, max_size=3).map(tuple),
     logit_bias=st.lists(st.tuples(int32, finite), max_size=3).map(tuple), block_verification=st.booleans(),
     num_logprobs=st.none() | st.integers(0, 20),
+    lossy=st.none() | st.builds(TypicalAcceptance, finite, finite) | st.builds(BigLittle, finite, finite),
+)
+features = st.none() | st.builds(
+    lambda start, count, width: Features(start, np.arange(count * width).reshape(count, width).astype(np.float16)),
+    int32, st.integers(0, 5), st.integers(1, 4),
 )
 contexts = st.builds(
     Context, sequence_id=line, start=int32, tokens=ids(), num_prompt_tokens=int32, num_committed=int32,
-    sampling=samplings, round=int32,
+    sampling=samplings, round=int32, features=features, features_from=int32,
 )
 laws = st.none() | st.builds(Laws, ids=ids(), probs=probs(), cu_len=ids())
 drafts = st.builds(
     Draft, tokens=ids(), laws=laws, tier=int32, seconds=finite, error=st.none() | line,
     prefix_missing=st.booleans(), model_seconds=finite, parents=st.none() | ids(), pass_rows=int32,
+    features_missing=int32,
 )
 shapes = st.builds(
     DraftShape, num_tokens=st.integers(0, 99), num_nodes=st.integers(0, 99),
@@ -66,6 +74,7 @@ verdicts = st.builds(
     ).map(tuple),
     draft_seconds=finite, error=st.none() | line, draft_error=st.none() | line,
     path=st.none() | st.lists(int32, max_size=4).map(tuple), missed=st.booleans(), rejected=st.booleans(),
+    features=features,
 )
 
 
@@ -170,3 +179,19 @@ def test_settings_are_encoded_once_for_all_calls_of_a_sequence() -> None:
         codec.decode_propose(codec.encode_propose(context, DraftShape(4)))
     assert codec._sampling_bytes.cache_info().misses == 1
     assert codec._sampling.cache_info().misses == 1
+
+
+def test_features_are_views_of_what_has_arrived_and_travel_on_as_the_same_bytes() -> None:
+    rows = np.random.default_rng(0).standard_normal((7, 6)).astype(np.float16)
+    verdict = Verdict(np.zeros(1, np.int32), 0, 0, Origin.PLAIN, features=Features(3, rows))
+    arrived = codec.decode_verdict(codec.encode(verdict)).features
+    assert arrived is not None and arrived.rows.base is not None and not arrived.rows.flags.writeable
+    context = Context("a", 0, np.zeros(1, np.int32), 1, 1, SamplingParams(), 1, features=arrived)
+    told, _ = codec.decode_propose(codec.encode_propose(context, DraftShape(1)))
+    assert told.features is not None and told.features.rows.tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("rows", [np.zeros(3, np.float16), np.zeros((2, 2), np.float32)])
+def test_features_of_another_kind_do_not_travel(rows: Any) -> None:
+    with pytest.raises(TypeError, match="features of shape"):
+        codec.encode(Verdict(np.zeros(1, np.int32), 0, 0, Origin.PLAIN, features=Features(0, rows)))

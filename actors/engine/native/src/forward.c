@@ -26,6 +26,9 @@ typedef struct {
     const int32_t *head_parts;                      /* [num_ranks + 1] where each rank's part starts */
     float logit_cap;                                /* 0: none */
     Exchange *exchange;                             /* NULL: one rank */
+    uint16_t *plane;                                /* float16 [num_slots, plane_width]; NULL: none */
+    int32_t plane_width;
+    const int32_t *plane_places;                    /* [num_layers] where in a row of it a layer's residual goes; -1 */
 } Model;
 
 typedef struct {
@@ -145,8 +148,32 @@ static int add_linear(const Model *model, const Linear *w, const float *norm, co
     return 0;
 }
 
+/* To float16, rounded to even; what is too large is clipped, NaN stays NaN. */
+static void to_halves(const float *x, uint16_t *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        const uint32_t sign = (bits >> 16) & 0x8000u, whole = bits & 0x7fffffffu;
+        const uint32_t size = whole > 0x477fe000u ? 0x477fe000u : whole; /* 65504 */
+        float small; /* below 2^-14 steps are of 2^-24: adding 0.5, whose last bit has that weight, rounds to them */
+        memcpy(&small, &size, 4);
+        small += 0.5f;
+        uint32_t subnormal;
+        memcpy(&subnormal, &small, 4);
+        subnormal -= 0x3f000000u;
+        const uint32_t normal = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1)) >> 13; /* the exponent's bias: 127 - 15 */
+        const uint32_t value = size < 0x38800000u ? subnormal : normal;
+        out[i] = (uint16_t)(sign | (whole > 0x7f800000u ? 0x7e00u : value));
+    }
+}
+
 static void embed(const Model *model, const Step *step, float *x, int64_t row) {
-    const int64_t hidden = model->hidden, at = step->input_ids[row] * hidden;
+    const int64_t hidden = model->hidden;
+    if (step->inputs_embeds) {
+        memcpy(x, step->inputs_embeds + row * hidden, sizeof(float) * hidden);
+        return;
+    }
+    const int64_t at = step->input_ids[row] * hidden;
     for (int64_t i = 0; i < hidden; i++) {
         float value;
         if (model->embedding_kind == KV_FP32) value = ((const float *)model->embedding)[at + i];
@@ -211,9 +238,11 @@ static void head(const Model *model, const Workspace *s, int64_t num, float *log
     }
 }
 
-/* Logits [num_logits, vocab] of the step's logit rows. 0, or -1: a rank did not come to a sum in time. */
+/* Logits [num_logits, vocab] of the step's logit rows, or their residual stream [num_logits, hidden] if the step wants
+ * that. 0, or -1: a rank did not come to a sum in time. */
 int forward(const Model *model, const Step *step, const Workspace *s, float *logits) {
     const int64_t rows = step->num_rows, hidden = model->hidden;
+    const int32_t num_layers = step->layers ? step->num_layers : model->num_layers;
     int failed = 0;
     Team shared = {0}, *const team = &shared;
 #pragma omp parallel num_threads(model->num_threads)
@@ -224,8 +253,8 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
         for (int64_t row = thread; row < rows; row += threads) embed(model, step, s->x + row * hidden, row);
         /* no barrier: the same thread goes on with the same rows */
         int ok = 1;
-        for (int32_t l = 0; l < model->num_layers && ok; l++) {
-            const Layer *const layer = model->layers + l;
+        for (int32_t l = 0; l < num_layers && ok; l++) {
+            const Layer *const layer = model->layers + (step->layers ? step->layers[l] : l);
             const Heads *const h = &layer->heads;
             const int64_t wide = (int64_t)(h->num_heads + 2 * h->num_kv_heads) * h->head_dim;
             const int64_t ld_attended = (int64_t)h->num_heads * h->head_dim;
@@ -264,8 +293,17 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
             meet(team);
             ok = !add_linear(model, &layer->down, layer->after_mlp, s->gate_up, 2 * inner, s, rows, team, thread,
                              &failed);
+            const int32_t place = model->plane ? model->plane_places[layer - model->layers] : -1;
+            if (ok && place >= 0)
+                for (int64_t row = thread; row < rows; row += threads)
+                    to_halves(s->x + row * hidden, model->plane + (int64_t)step->slots[row] * model->plane_width + place,
+                              hidden);
         }
-        if (ok && step->num_logits > 0) {
+        if (ok && step->wants_hidden) {
+            if (!model->exchange || model->exchange->rank == 0)
+                for (int64_t i = thread; i < step->num_logits; i += threads)
+                    memcpy(logits + i * hidden, s->x + step->logit_rows[i] * hidden, sizeof(float) * hidden);
+        } else if (ok && step->num_logits > 0) {
             for (int64_t i = thread; i < step->num_logits; i += threads) {
                 norm_row(s->x + step->logit_rows[i] * hidden, model->final_norm, model->epsilon, (int32_t)hidden,
                          s->normed + i * hidden);

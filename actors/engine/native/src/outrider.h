@@ -52,6 +52,9 @@ typedef struct {
     /* Drafted trees (NULL: none in this pass). A row's keys from position forks[row] on are not where its sequence's
      * pages have them: those up to its own lie in the slots that start at tail_slots + tails[row]. */
     const int32_t *forks, *tails, *tail_slots;    /* [num_rows], [num_rows], [sum of tails] */
+    const int32_t *layers;                        /* [num_layers] those that run, ascending; NULL: all */
+    int32_t num_layers, wants_hidden;             /* the latter: answer the residual stream instead of logits */
+    const float *inputs_embeds;                   /* [num_rows, hidden] instead of looking tokens up; NULL: look up */
 } Step;
 
 #define GROUP_ROWS 8

@@ -25,6 +25,7 @@ from actors.engine.step import Int32s
 from tests.models import ARCHITECTURES, tiny_model, tiny_spec
 from tests.unit.engine.gpu.fakes import FakeGraphs, HostRead, NoHostReads, Pages, random_tree
 from tests.unit.engine.gpu.oracle import PlainKernels
+from tests.unit.engine.test_plane import LAYERS, close, hidden_states
 from tests.unit.engine.test_tree import lineage
 
 PAGE = 16
@@ -113,7 +114,7 @@ def test_a_tree_masked_by_bits_agrees_with_its_paths_and_has_a_bucket_of_its_own
     pages = Pages(runner.num_pages, PAGE, 1)
     feed(runner, pages, 0, ids, 70)
     logits = runner.forward(pages.step([(0, 70, drafted)], [parents]))
-    assert any(shape.num_words == 2 for shape in runner._captured)
+    assert any(shape.num_words == 2 for shape, _ in runner._captured)
     for row in (0, 17, 39):
         text = np.concatenate([ids, drafted[lineage(parents, row)]])
         fed = feed(runner, Pages(runner.num_pages, PAGE, 1, seed=3), 0, text, 70)[-1]
@@ -245,3 +246,19 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "actors.engine.gpu.kernels", None)
     with pytest.raises(TritonMissing, match=r"pip install 'outrider\[gpu\]'"):
         TritonKernels([], PAGE, Reduction.FAST, 1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_replayed_and_large_steps_keep_the_features_of_transformers(architecture: str) -> None:
+    ids = ids_of(60)
+    wanted = hidden_states(architecture, ids)
+    plain = make(architecture)
+    for chunk in (5, 40):
+        runner = make(architecture, feature_layers=LAYERS)
+        pages = Pages(runner.num_pages, PAGE, 1, seed=chunk)
+        steps = [pages.step([(0, i, ids[i : i + chunk])]) for i in range(0, len(ids), chunk)]
+        slots = np.concatenate([step.slots for step in steps])
+        for step in steps:
+            assert torch.equal(runner.forward(step), plain.forward(step))
+        assert close(torch.from_numpy(runner.features_at(slots)).float(), wanted)
+        assert (runner.counts.num_replayed > 0) == (chunk == 5)

@@ -36,13 +36,19 @@ def test_sharded_logits_agree_with_one_rank_and_keep_their_bits(num_ranks: int, 
             rank.kill()
     found = torch.load(out)
     for kind in KINDS:
-        whole = Tape(make_runner(rank_process.model(), tiny_spec(weights=kind)), 1, seed=1)
+        spec = tiny_spec(weights=kind, feature_layers=rank_process.FEATURE_LAYERS)
+        whole = Tape(make_runner(rank_process.model(), spec), 1, seed=1)
         alone = whole.feed(0, rank_process.ids(), 50)
         first = found[kind][0]
         assert all(torch.equal(first, other) for other in found[kind][1:])
         in_tree, after, chain = found[f"{kind}-tree"]
         assert torch.equal(in_tree, chain) and torch.equal(after[0], chain[-1])
-        assert (first - alone).abs().max() < (1e-4 if kind == "fp32" else 5e-2)
+        tolerance = 1e-4 if kind == "fp32" else 5e-2
+        assert (first - alone).abs().max() < tolerance
+        kept = rank_process.features(whole.runner, whole)
+        assert kept.abs().max() > 0.1 and (found[f"{kind}-features"][0] - kept).abs().max() < max(tolerance, 4e-3)
+        for own, of_all in zip(rank_process.shallow(whole.runner), found[f"{kind}-shallow"], strict=True):
+            assert own.shape == of_all.shape and (own - of_all).abs().max() < tolerance
 
 
 def test_a_rank_that_never_comes_is_an_error_in_time() -> None:
