@@ -8,15 +8,35 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from actors.drafter_specs import DrafterSpec, DraftModelSpec, NgramSpec
+from actors.drafter_specs import (
+    BlockSpec,
+    DrafterSpec,
+    DraftModelSpec,
+    EagleSpec,
+    EarlyExitSpec,
+    LayerSkipSpec,
+    MedusaSpec,
+    NgramSpec,
+    ParallelSpec,
+    SuffixSpec,
+)
 from actors.drafters.base import Drafter
+from actors.drafters.block import block_drafter, load_block
 from actors.drafters.cascade import CascadeDrafter
+from actors.drafters.eagle import load_eagle
+from actors.drafters.early_exit import early_exit_drafter
+from actors.drafters.layer_skip import layer_skip_drafter
+from actors.drafters.medusa import load_medusa, medusa_drafter
 from actors.drafters.model import ModelDrafter
 from actors.drafters.ngram import NgramDrafter
+from actors.drafters.parallel import ParallelDrafter
+from actors.drafters.suffix import SuffixDrafter
+from actors.drafters.translate.build import translates, translating_drafter
 from actors.emulation.runner import load_emulated
 from actors.engine.engine import Engine
 from actors.engine.make import make_runner
 from actors.engine.step import ModelRunner
+from actors.heads.parallel import read_mask_tokens
 from actors.inline import InlineVerifier, RelayVerifier, Verifies
 from actors.loading.checkpoint import load_config, load_model, max_context_tokens, resolve
 from actors.loading.tokenizer import eos_ids, explain_mismatch, fingerprint, load_tokenizer
@@ -70,7 +90,78 @@ def _draft_model(
         raise ValueError(f"drafter kind {drafter.kind!r} needs a model: name one in the tier")
     runner = build_runner(spec)
     info = describe(spec, runner.vocab_size)
+    inner = ModelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, drafter.law_support)
+    assert isinstance(drafter, DraftModelSpec)
+    return translating_drafter(inner, spec, drafter)
+
+
+def _early_exit(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, EarlyExitSpec)
+    return early_exit_drafter(drafter, _own(host, drafter), spec.tier if spec is not None else 0)
+
+
+def _layer_skip(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, LayerSkipSpec)
+    return layer_skip_drafter(drafter, _own(host, drafter), spec.tier if spec is not None else 0)
+
+
+def _own(host: Verifier | None, drafter: DrafterSpec) -> Verifier:
+    """The verifier whose layers draft."""
+    if host is None:
+        raise ValueError(f"{drafter.kind} drafts with the layers of the tier above, in its process: set inline: true")
+    return host
+
+
+def _eagle(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, EagleSpec)
+    spec = _above(spec, drafter)
+    runner = load_eagle(spec, drafter)
+    info = describe(spec, runner.vocab_size)
     return ModelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, drafter.law_support)
+
+
+def _medusa(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, MedusaSpec)
+    spec = _above(spec, drafter)
+    heads = load_medusa(spec, drafter)
+    return medusa_drafter(heads, spec, describe(spec, heads.config.vocab_size), drafter.law_support)
+
+
+def _block(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, BlockSpec)
+    spec = _above(spec, drafter)
+    head = load_block(spec, drafter)
+    return block_drafter(head, spec, describe(spec, head.config.vocab_size), drafter.law_support)
+
+
+def _above(spec: ModelSpec | None, drafter: DrafterSpec) -> ModelSpec:
+    """How a head is run, with the name of the model that it drafts for."""
+    if spec is None:
+        raise ValueError(f"drafter kind {drafter.kind!r} needs the tier above it: name that model")
+    if spec.num_threads is not None:
+        torch.set_num_threads(spec.num_threads)
+    return spec
+
+
+def _parallel(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    if spec is None:
+        raise ValueError(f"drafter kind {drafter.kind!r} needs a model: name one in the tier")
+    masks = read_mask_tokens(resolve(spec.model))
+    runner = build_runner(spec)
+    info = describe(spec, runner.vocab_size)
+    return ParallelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, masks, drafter.law_support)
 
 
 def _ngram(
@@ -80,11 +171,21 @@ def _ngram(
     return NgramDrafter(drafter)
 
 
+def _suffix(
+    spec: ModelSpec | None, drafter: DrafterSpec, on_closed: OnClosed | None, host: Verifier | None
+) -> Drafter:
+    assert isinstance(drafter, SuffixSpec)
+    return SuffixDrafter(drafter, idle_timeout_s=spec.idle_timeout_s if spec is not None else 120.0)
+
+
 # Of each kind, what makes it of its tier's model (None: it has none), its settings, the callback for closed sequences,
 # and the verifier in whose process it runs (None: it runs elsewhere).
 _BUILDERS: dict[
     type[DrafterSpec], Callable[[ModelSpec | None, DrafterSpec, OnClosed | None, Verifier | None], Drafter]
-] = {DraftModelSpec: _draft_model, NgramSpec: _ngram}
+] = {
+    BlockSpec: _block, DraftModelSpec: _draft_model, EagleSpec: _eagle, MedusaSpec: _medusa, NgramSpec: _ngram,
+    ParallelSpec: _parallel, SuffixSpec: _suffix, EarlyExitSpec: _early_exit, LayerSkipSpec: _layer_skip,
+}
 
 
 def with_inline(verifier: Verifier, spec: ModelSpec, inline: Sequence[InlineTier], law_support: int) -> Verifies:
@@ -105,7 +206,7 @@ def build_below(
     Raises `ValueError` when one of them does not mean the same by an id as the tier above it.
     """
     for tier, above in zip(inline, [*(tier.spec for tier in inline[1:]), spec], strict=True):
-        if tier.drafter is None or tier.drafter.has_model:
+        if tier.drafter is None or (tier.drafter.has_model and not translates(tier.drafter)):
             check_same_ids(tier.spec, above)
     num_threads = torch.get_num_threads()  # an inline tier's own choice must not become that of the tier above
     try:
@@ -116,9 +217,9 @@ def build_below(
                 upper = build_verifier(tier.spec, law_support=law_support)
                 relay = RelayVerifier(relay, upper, tier.spec.idle_timeout_s)
             return relay
-        lower = build_drafter(first.spec, first.drafter)
-        for below, tier in zip(inline, others, strict=False):
-            upper = build_verifier(tier.spec, law_support=law_support)
+        uppers = [build_verifier(tier.spec, law_support=law_support) for tier in others]
+        lower = build_drafter(first.spec, first.drafter, host=[*uppers, host][0])
+        for below, tier, upper in zip(inline, others, uppers, strict=False):
             lower = CascadeDrafter(lower, upper, below.window, tier.spec.idle_timeout_s)
         return lower
     finally:
@@ -131,7 +232,8 @@ def check_same_ids(lower: ModelSpec, upper: ModelSpec) -> None:
     if fingerprint(tokenizers[0]) != fingerprint(tokenizers[1]):
         raise ValueError(
             f"inline tier {lower.tier} ({lower.model}) and tier {upper.tier} ({upper.model}) have different "
-            f"tokenizers: {explain_mismatch(*tokenizers)} Choose models of one family"
+            f"tokenizers: {explain_mismatch(*tokenizers)} Choose models of one family, or, for a draft model, set "
+            "drafter.tokenizers to intersection or text"
         )
 
 

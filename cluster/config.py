@@ -8,17 +8,19 @@ variables override both. Every mistake becomes one line that names the field and
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from actors.drafter_specs import DrafterSpec
+from actors.drafter_specs import DrafterSpec, DraftModelSpec
 from actors.spec import EMULATED, EmulationSpec, InlineTier, ModelSpec
 from cluster.config_ahead import check_ahead
-from cluster.config_drafters import DEFAULT_KIND, DrafterConfig, DraftModelConfig
+from cluster.config_drafters import DEFAULT_KIND, DrafterConfig, DraftModelConfig, check_features, check_runs_above
 from cluster.config_emulation import check_emulation, emulation_spec
 from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
+from cluster.config_lossy import LossyConfig, check_lossy
 from cluster.config_section import Positive, Seconds, Section, Share
 
 __all__ = [
@@ -181,6 +183,8 @@ class TierConfig(Section):
             if kind != DEFAULT_KIND:
                 raise ValueError(f"drafter {kind} cannot be emulated; remove emulation or set drafter.kind to "
                                  f"{DEFAULT_KIND}")
+            if isinstance(self.drafter, DraftModelConfig) and self.drafter.tokenizers != "same":
+                raise ValueError("an emulated tier speaks the target's ids; remove drafter.tokenizers")
             if self.tensor_parallel_size != 1:
                 raise ValueError("an emulated tier runs on one rank; set tensor_parallel_size: 1, and pass_s as short "
                                  "as the ranks together would be")
@@ -280,6 +284,9 @@ class SpeculationConfig(Section):
     draft_timeout_s: Seconds = Field(2.0, description="a round goes on plain after waiting this long, s")
     law_support: Annotated[int, Field(ge=0)] = Field(64, description="drafts are drawn from top-m; 0: all")
     block_verification: bool = Field(True, description="unseeded sampling: judge blocks, not single tokens")
+    lossy: LossyConfig | None = Field(
+        None, description="lets requests ask for text that is not exactly the target's; null: every text is exact",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -314,7 +321,7 @@ class LimitsConfig(Section):
 class ServerConfig(Section):
     """Where the service listens."""
 
-    host: str = Field("127.0.0.1", description="address of the HTTP port; Serve binds gRPC to all interfaces")
+    host: str = Field("127.0.0.1", description="address of the gRPC and HTTP ports")
     grpc_port: Annotated[int, Field(ge=1, le=65535)] = Field(9000, description="gRPC, plaintext")
     http_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="HTTP: health and routes")
     num_replicas: Positive = Field(1, description="copies of the ingress")
@@ -348,6 +355,8 @@ class Config(Section):
                 raise ValueError(f"tiers.{index}.drafter: only tier 0 drafts; remove it")
             if index == 0 and len(self.tiers) > 1 and tier.num_ranks > 1:
                 raise ValueError("tiers.0.tensor_parallel_size: a drafting tier runs on one rank; use 1")
+        check_features(self.tiers)
+        check_runs_above(self.tiers)
         check_emulation(self.tiers)
         check_inline(self.tiers)
         if len(self.tiers) == 1 and self.tiers[0].drafter is not None:
@@ -357,6 +366,7 @@ class Config(Section):
             raise ValueError(f"sampling.max_tokens: {self.sampling.max_tokens} exceeds limits.max_tokens "
                              f"{self.limits.max_tokens}; lower it")
         check_ahead(self)
+        check_lossy(self)
         return self
 
     @property
@@ -374,6 +384,12 @@ class Config(Section):
         """Whether all lower tiers run in the target's process, so that it drafts for itself."""
         return len(self.processes) == 1 and len(self.tiers) > 1
 
+    @property
+    def sends_features(self) -> bool:
+        """Whether tier 0 drafts from the target's features in a pool of its own."""
+        drafter = self.tiers[0].drafter
+        return len(self.processes) > 1 and not self.tiers[0].inline and bool(drafter and drafter.feature_layers)
+
     def inline_tiers(self, index: int) -> tuple[InlineTier, ...]:
         """The tiers that run in the process of tier `index`, the last of its process; smallest first."""
         below = next(shared[:-1] for shared in self.processes if shared[-1] == index)
@@ -382,16 +398,24 @@ class Config(Section):
 
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """One spec per tier, small to target."""
-        default = self.target.label or ""
-        return tuple(
-            tier.model_spec(index, default, emulation_spec(self.tiers, index)) for index, tier in enumerate(self.tiers)
-        )
+        above = self.tiers[min(1, len(self.tiers) - 1)]  # of tier 0: a head drafts for it, and reads its features
+        drafter = self.tiers[0].drafter
+        specs = [
+            tier.model_spec(index, above.label or "", emulation_spec(self.tiers, index))
+            for index, tier in enumerate(self.tiers)
+        ]
+        if drafter is not None and drafter.feature_layers:
+            specs[1] = replace(specs[1], feature_layers=drafter.feature_layers)
+        return tuple(specs)
 
     def drafter_spec(self) -> DrafterSpec | None:
         """How tier 0 proposes; None when there is only the target."""
         if len(self.tiers) == 1:
             return None
-        return (self.tiers[0].drafter or DraftModelConfig()).spec(self.speculation.law_support)
+        spec = (self.tiers[0].drafter or DraftModelConfig()).spec(self.speculation.law_support)
+        if isinstance(spec, DraftModelSpec) and spec.tokenizers != "same":
+            return replace(spec, target=self.tiers[1].model or "")
+        return spec
 
 
 def load_config(

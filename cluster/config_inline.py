@@ -28,7 +28,9 @@ def check_inline(tiers: Sequence[TierConfig]) -> None:
         for index in shared[:-1]:
             _check_guest(tiers[index], f"tiers.{index}", host)
         for below, above in zip(shared, shared[1:], strict=False):
-            if tiers[below].max_sequences < tiers[above].max_sequences:
+            drafter = tiers[below].drafter
+            own_engine = drafter is None or not drafter.runs_above
+            if own_engine and tiers[below].max_sequences < tiers[above].max_sequences:
                 raise ValueError(
                     f"tiers.{below}.max_sequences: {tiers[below].max_sequences} is less than the "
                     f"{tiers[above].max_sequences} of {tiers[above].name!r}, in whose process it runs; raise it"

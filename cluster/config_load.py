@@ -148,7 +148,8 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
     if kind == "union_tag_invalid":
         kinds = [tag.strip().strip("'").removeprefix(KIND_TAG) for tag in context["expected_tags"].split(",")]
         wrong = context["tag"].removeprefix(KIND_TAG)
-        return f"{where}.kind: {wrong!r} is no kind{_hint(wrong, kinds)}"
+        name = context["discriminator"].strip("_()")  # the function that tells the kinds apart is named after the field
+        return f"{where}.{name}: {wrong!r} is no {name}{_hint(wrong, kinds)}"
     expected = str(item["msg"]).removeprefix("Input should be ")
     return f"{where}: got {item['input']!r}; use {expected}"
 
@@ -179,7 +180,7 @@ def _fields(schema: type[BaseModel], loc: list[Any]) -> list[str]:
 
 def _tag(model: type[BaseModel]) -> str:
     """Of a class that its `kind` chooses."""
-    kind = model.model_fields.get("kind")
+    kind = model.model_fields.get("kind") or model.model_fields.get("policy")
     return f"{KIND_TAG}{kind.default}" if kind is not None else ""
 
 

@@ -5,6 +5,8 @@ The call itself runs the whole draft once more, in one pass: what may follow its
 pass is due anyway, and one that has all logits costs less than keeping guesses of every token of every branch. Each
 outcome is then a branch: a sibling of the sequence that begins on its pages and goes on with the verifier's supposed
 token. All branches run in the same passes.
+
+Where rows read the state of the row before (`TakesFeatures`) a draft is run again token by token, in small passes.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class AheadJob(Job):
 
     def __init__(
         self, context: Context, draft: Draft, verify_round: int, plan: AheadPlan, tier: int, law_support: int,
-        max_context_tokens: int,
+        max_context_tokens: int, one_by_one: bool = False,
     ) -> None:
+        """`one_by_one`: the draft, a chain, must be run token by token."""
         self._num_taken = 0  # draft tokens that are taken for granted
         if plan.num_branches == 1 and draft.parents is None:
             # One branch is for full acceptance, and what follows the draft is known from its last token alone.
@@ -47,6 +50,8 @@ class AheadJob(Job):
             context = replace(context, tokens=np.concatenate([context.tokens, draft.tokens]).astype(np.int32))
             draft = replace(draft, tokens=draft.tokens[:0], laws=None)
         super().__init__(context, Future())
+        self._one_by_one = one_by_one
+        self.extends = one_by_one and self._num_taken > 0  # only the last row is due then
         self.deadline_s = self.created_s + plan.time_s
         self._ids = draft.tokens.astype(np.int32)
         self._tokens: list[int] = draft.tokens.tolist()
@@ -69,7 +74,7 @@ class AheadJob(Job):
 
     def draft_ids(self) -> Ids:
         """The draft under verification."""
-        return self._ids
+        return self._ids[:0] if self._one_by_one else self._ids
 
     def draft_parents(self) -> Ids | None:
         """Of a tree."""
@@ -83,10 +88,12 @@ class AheadJob(Job):
         """Guess what follows every node, and start the branches."""
         context = self.context
         for row in range(len(logits)):
-            history = np.concatenate([history_ids, self._ids[self._path(row - 1)]])
+            history = history_ids if self._one_by_one else np.concatenate([history_ids, self._ids[self._path(row - 1)]])
             self._guesses.append(
                 guess(logits, row, context.sampling, history, context.num_prompt_tokens, self._law_support)
             )
+        if len(self._guesses) <= len(self._tokens):
+            return self._tokens[len(self._guesses) - 1]
         nodes = self._path(len(self._tokens) - 1) if self._tree is None else self._likeliest_path()
         if self._tree is not None:
             self.path = tuple(nodes)

@@ -20,6 +20,21 @@ class Drafter(abc.ABC):
     cannot serve: it answers an empty `Draft` whose `error` says why, and the round goes on plain.
     """
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """After which layers of the target it reads the residual stream (1: the first); empty: it reads none."""
+        return ()
+
+    @property
+    def runs_above(self) -> bool:
+        """Whether it has no sequences of its own, but drafts in those of the verifier that checks its drafts."""
+        return False
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether it drafts from the target's features: proposals bring those that it has not seen."""
+        return bool(self.feature_layers)
+
     @abc.abstractmethod
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal after `context`; a drafter that knows no trees answers a chain of `shape.num_tokens`."""

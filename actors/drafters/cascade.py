@@ -123,10 +123,11 @@ class CascadeDrafter(Stacked, Drafter):
         num_tokens = min(self._window, into.left - 1, _room(self._lower, into.ids))  # the verifier adds a token
         if num_tokens < 1 or into.error is not None:
             return []
+        features = telling.take_features(into.ids) if self._lower.wants_features else None
         try:
             draft = yield from telling.ask(
-                LOWER, self.batons[LOWER], into.ids, round,
-                lambda told: self._lower.propose(told, DraftShape(num_tokens)),
+                UPPER if self._lower.runs_above else LOWER, self.batons[LOWER], into.ids, round,
+                lambda told: self._lower.propose(replace(told, features=features), DraftShape(num_tokens)),
             )
         except Superseded:
             raise
@@ -143,9 +144,14 @@ class CascadeDrafter(Stacked, Drafter):
         self, telling: Telling, round: int, ids: Ids, drafts: Sequence[Draft], want_laws: bool
     ) -> Steps[Verdict]:
         """A good verdict. Raises `Superseded`, and `RuntimeError` for one that is none."""
+        start = -1
+        if self._lower.wants_features:
+            start = telling.features_from(ids, max((draft.features_missing for draft in drafts), default=-1))
         verdict = yield from telling.ask(
-            UPPER, self.batons[UPPER], ids, round, lambda told: self._verifier.verify(told, drafts, want_laws),
+            UPPER, self.batons[UPPER], ids, round,
+            lambda told: self._verifier.verify(replace(told, features_from=start), drafts, want_laws),
         )
+        verdict = telling.keep_features(ids, verdict)
         if verdict.error is not None or not len(verdict.tokens):
             raise RuntimeError(verdict.error or "it misses a prefix although it was told all tokens")
         return verdict

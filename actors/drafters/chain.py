@@ -15,6 +15,7 @@ from actors.messages import Context, Draft, Ids
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import Drawn
 from actors.sampling.laws import SparseLaw
+from actors.sampling.lossy import falls_back
 from actors.sampling.rows import LogitRows
 from actors.sampling.siblings import draw_children
 
@@ -57,8 +58,11 @@ class ChainJob(Job):
         return self._tail
 
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
-        """Draw the next token; it is fed unless it is the last one wanted."""
+        """Draw the next token; it is fed unless it is the last one wanted. A lossy policy may end the draft before."""
         context, tail = self.context, self._tail
+        if falls_back(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
+            self.answer()
+            return None
         drawn, *siblings = draw_children(
             logits, 0, context.sampling, history_ids, context.num_prompt_tokens, self._rng, self._law_support,
             1 + self._num_siblings,

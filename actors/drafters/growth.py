@@ -108,18 +108,7 @@ class Growth:
         )
 
     def _draw(self, node: int, logits: LogitRows, history_ids: Ids, count: int) -> None:
-        context = self.context
-        confidence = [1.0] * count  # in a static tree nobody asks
-        if self._shape.widths or self._is_sampled:
-            children = draw_children(
-                logits, 0, context.sampling, history_ids, context.num_prompt_tokens, self._rng, self._law_support, count
-            )
-            if not self._shape.widths:
-                confidence = confidences(logits, 0, children)
-        else:  # the same children, with confidences that fall in their order: an elder one is never dropped first
-            likely = guess(logits, 0, context.sampling, history_ids, context.num_prompt_tokens, self._law_support)
-            children = [Drawn(token, None) for token in likely.ids[:count]]
-            confidence = list(likely.probs)
+        children, confidence = self._children(logits, history_ids, count)
         score = self._scores[node] if node >= 0 else 1.0
         for child, sure in zip(children, confidence, strict=False):
             self._tokens.append(child.token)
@@ -127,6 +116,19 @@ class Growth:
             self._scores.append(score * min(sure, 1.0))
             if child.law is not None:
                 self._laws.append(child.law)
+
+    def _children(self, logits: LogitRows, history_ids: Ids, count: int) -> tuple[list[Drawn], list[float]]:
+        """Children of a node whose path ends `history_ids`, and how sure the drafter is of each."""
+        context = self.context
+        if self._shape.widths or self._is_sampled:
+            children = draw_children(
+                logits, 0, context.sampling, history_ids, context.num_prompt_tokens, self._rng, self._law_support, count
+            )
+            # In a static tree nobody asks.
+            return children, [1.0] * count if self._shape.widths else confidences(logits, 0, children)
+        # The same children, with confidences that fall in their order: an elder one is never dropped first.
+        likely = guess(logits, 0, context.sampling, history_ids, context.num_prompt_tokens, self._law_support)
+        return [Drawn(token, None) for token in likely.ids[:count]], list(likely.probs)
 
     def _next_level(self) -> list[Job]:
         self._share_out()

@@ -13,7 +13,9 @@ from actors.drafters.growth import Growth
 from actors.drafters.tail import Tail
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
+from actors.engine.features import FeaturesMissing
 from actors.engine.jobs import Job, PrefixMissing
+from actors.engine.shallow import LayersUnrun
 from actors.engine.tree import BadTree, check
 from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo
 from actors.sampling.noise import Purpose, stream
@@ -82,9 +84,12 @@ def _noise(context: Context, tier: int) -> np.random.Generator | None:
 
 
 def _no_draft(job: Job, tier: int, error: Exception) -> Draft:
+    if isinstance(error, FeaturesMissing):
+        return Draft(np.empty(0, np.int32), tier=tier, seconds=job.seconds, features_missing=error.position)
     missing = isinstance(error, PrefixMissing)
+    is_usual = missing or isinstance(error, LayersUnrun)
     return Draft(
-        tokens=np.empty(0, np.int32), tier=tier, seconds=job.seconds, error=None if missing else f"{error}",
+        tokens=np.empty(0, np.int32), tier=tier, seconds=job.seconds, error=None if is_usual else f"{error}",
         prefix_missing=missing,
     )
 
@@ -95,6 +100,11 @@ class ModelDrafter(EngineBacked, Drafter):
     def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int) -> None:
         super().__init__(engine, info)
         self._law_support = law_support
+
+    @property
+    def wants_features(self) -> bool:
+        """As its model does."""
+        return self.engine.features_taken > 0
 
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal; cut to what the draft model's own context still holds."""
@@ -117,7 +127,8 @@ class ModelDrafter(EngineBacked, Drafter):
             future.set_result(Enumeration(verify_round, tier=self._info.tier, error=wrong))
             return future
         job = AheadJob(
-            context, draft, verify_round, plan, self._info.tier, self._law_support, self._info.max_context_tokens
+            context, draft, verify_round, plan, self._info.tier, self._law_support, self._info.max_context_tokens,
+            one_by_one=self.wants_features,
         )
         self.engine.submit(job)
         return job.future
@@ -129,6 +140,8 @@ class ModelDrafter(EngineBacked, Drafter):
             return f"a draft token lies outside the vocabulary of {self.engine.vocab_size}"
         if parents is None:
             return None
+        if self.wants_features:
+            return "this drafter does not draft ahead of trees"
         if len(parents) != len(ids):
             return f"{len(ids)} draft tokens came with {len(parents)} parents; send one each"
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from actors.loading import quantised
+from actors.loading import quantised, reduced
 from actors.loading.builtin import builtin_path, is_builtin
 from actors.loading.errors import ModelNotFound, UnsupportedModel, first_line
 from actors.loading.gguf import converted, gguf_file
@@ -113,6 +113,8 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     try:
         if is_random(spec.model):
             model = random_model(spec.model, dtype, spec.device)
+        elif reduced.section(config) is not None and isinstance(source, Path):
+            model = reduced.load(spec.model, source, config, dtype)
         elif settings is not None:
             model = quantised.load(spec.model, source, config, settings, dtype)
             model.generation_config = load_generation_config(spec.model) or model.generation_config

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from actors.loading.checkpoint import not_found, resolve
 from actors.loading.errors import ModelNotFound, first_line
+from actors.loading.reduced import target_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,8 @@ _PADDING = re.compile(r"\[PAD(\d+)\]")  # what GGUF converters fill a padded voc
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory, Hugging Face id or built-in model. Raises ModelNotFound."""
     source = resolve(model)
+    if (target := target_of(source)) is not None:  # a draft model trained from it has no ids of its own
+        return load_tokenizer(target)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except OSError as error:

@@ -25,6 +25,11 @@ def test_two_pools_overlap_and_draft_trees(asked: dict[str, Any]) -> None:
     load([DRAFT, MIDDLE, TARGET], lookahead="auto", **asked)
 
 
+def test_a_drafter_in_the_targets_process_drafts_trees_too() -> None:
+    load([{**DRAFT, "inline": True}, TARGET], **TREE)
+    load([{**DRAFT, "inline": True}, TARGET], tree={"widths": [3, 1]})
+
+
 def test_combs_are_for_a_lookahead_that_is_a_number() -> None:
     load([DRAFT, TARGET], tree={"siblings": 1}, overlap={"siblings": 2})
     for asked in ({"tree": {"siblings": 1}}, {"overlap": {"siblings": 2}}):
@@ -34,12 +39,15 @@ def test_combs_are_for_a_lookahead_that_is_a_number() -> None:
 
 @pytest.mark.parametrize(("tiers", "asked", "line"), [
     ([TARGET], OVERLAP, "no draft pool beside"),
-    ([{**DRAFT, "inline": True}, TARGET], TREE, "no draft pool beside"),
+    ([TARGET], TREE, "no draft pool beside"),
+    ([{**DRAFT, "inline": True}, TARGET], OVERLAP, "no draft pool beside"),
+    ([{**DRAFT, "inline": True}, {**MIDDLE, "inline": True}, TARGET], TREE, "has tiers inline"),
+    ([{"name": "copy", "drafter": {"kind": "ngram"}, "inline": True}, TARGET], TREE, "ngram drafts chains"),
     ([DRAFT, MIDDLE, TARGET], OVERLAP, "lookahead: auto"),
     ([DRAFT, MIDDLE, TARGET], TREE, "over chains"),
     ([DRAFT, {**MIDDLE, "inline": True}, TARGET], OVERLAP, "verifies other drafts"),
     ([{**DRAFT, "inline": True}, MIDDLE, TARGET], TREE, "'middle' has tiers inline"),
-    ([{"name": "copy", "drafter": {"kind": "ngram"}}, TARGET], TREE, "ngram drafter drafts chains"),
+    ([{"name": "copy", "drafter": {"kind": "ngram"}}, TARGET], TREE, "drafter ngram drafts chains"),
     ([DRAFT, TARGET], {"tree": {"nodes": 8, "siblings": 1}}, "give either widths"),
 ])
 def test_what_cannot_be_is_refused(tiers: list[dict[str, Any]], asked: dict[str, Any], line: str) -> None:
