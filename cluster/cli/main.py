@@ -6,8 +6,10 @@ import typer
 
 from cluster.cli.bench import bench
 from cluster.cli.demo import demo
+from cluster.cli.doctor import doctor
 from cluster.cli.generate import generate
 from cluster.cli.serve import serve
+from cluster.cli.train import train
 
 app = typer.Typer(
     name="outrider",
@@ -19,4 +21,6 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(serve)
 app.command()(generate)
+app.command()(doctor)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
