@@ -1,16 +1,19 @@
-"""`outrider bench …`: measure the engine, the service, or the ladder."""
+"""`outrider bench …`: measure the engine, the service, the ladder, or drafters."""
 
 from __future__ import annotations
 
 import typer
 
+from cluster.cli.bench_drafters import drafters
 from cluster.cli.bench_engine import engine
 from cluster.cli.bench_ladder import ladder
 from cluster.cli.bench_serve import serve
 
 bench = typer.Typer(
-    help="Measure the engine in one process, a running service, or what the ladder brings.", no_args_is_help=True
+    help="Measure the engine in one process, a running service, what the ladder brings, or kinds of drafters.",
+    no_args_is_help=True,
 )
 bench.command("engine")(engine)
 bench.command("serve")(serve)
 bench.command("ladder")(ladder)
+bench.command("drafters")(drafters)
