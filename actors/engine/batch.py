@@ -40,7 +40,10 @@ class Batch:
     ) -> None:
         num_pages = max(1, spec.kv_tokens // spec.page_tokens)
         self.kv = KVManager(num_pages, spec.page_tokens)
-        self._table = SequenceTable(self.kv, spec, max_context_tokens, runner.vocab_size, clock)
+        self._table = SequenceTable(
+            self.kv, spec, max_context_tokens, runner.vocab_size, clock,
+            takes_features=isinstance(runner, TakesFeatures) and runner.features_taken > 0,
+        )
         self._planner = Planner(
             self.kv, self._table, partial(Scheduler, spec.max_batch_tokens, spec.prefill_rows),
             Preemption(min(RESTING_S, spec.idle_timeout_s / 2)), clock,
@@ -246,7 +249,7 @@ class Batch:
     def _advance(self, sequence: Sequence, part: Part, pass_rows: int, seconds: float) -> None:
         end = part.start + len(part.ids)
         self.kv.advance(sequence.sequence_id, part.ids)
-        self.kv.commit(sequence.sequence_id, sequence.whole(min(sequence.num_committed, end)))
+        self.kv.commit(sequence.sequence_id, sequence.shareable(min(sequence.num_committed, end)))
         sequence.has_run = True
         if sequence.job is not None:
             sequence.job.pass_rows, sequence.job.pass_seconds = pass_rows, seconds
@@ -305,7 +308,7 @@ class Batch:
 
     def _commit_decided(self, sequence: Sequence, job: Job) -> None:
         """What the call has decided may be found by later prompts, even if this was the sequence's last call."""
-        num_tokens = min(job.num_decided, sequence.whole(self.kv.length(sequence.sequence_id)))
+        num_tokens = min(job.num_decided, sequence.shareable(self.kv.length(sequence.sequence_id)))
         if num_tokens > sequence.num_committed:
             self.kv.commit(sequence.sequence_id, num_tokens)
 

@@ -22,11 +22,6 @@ class FeaturesMissing(Exception):
         self.position = position
 
 
-def num_given_before(num_whole: int) -> int:
-    """Leading positions whose features are in the plane for certain if the KV of `num_whole` tokens counts."""
-    return max(0, num_whole - 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How far a pass can go."""

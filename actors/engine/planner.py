@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.engine.features import num_given_before
 from actors.engine.jobs import ReplicaFull, SequenceRejected
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.table import pages_for
@@ -112,7 +111,7 @@ class Planner:
                 continue
             self._kv.release(sequence.sequence_id)
             num_found = self._kv.open(sequence.sequence_id, sequence.ids.view(0, sequence.job.first_logit + 1))
-            sequence.num_given = num_given_before(num_found)
+            sequence.num_given = num_found
             if not sequence.has_run:
                 sequence.num_cached = sequence.job.num_cached_tokens = num_found
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.engine.features import num_given_before
 from actors.engine.jobs import Fork, Job, PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.vector import IntVector
@@ -36,11 +35,19 @@ class Sequence:
     branches: list[Sequence] = field(default_factory=list)  # siblings on forked pages, opened by its jobs
     num_whole: int | None = None  # KV from this position on is provisional (see `Job.num_whole`); None: none of it
     num_given: int = 0  # of the tokens with KV: leading ones whose features were given (`actors.engine.features`)
+    takes_features: bool = False
     num_covered: int = 0  # leading rows that its call must not run from the drafter's own states (likewise)
 
     def whole(self, length: int) -> int:
         """Of `length` leading tokens those whose KV counts."""
         return length if self.num_whole is None else min(length, self.num_whole)
+
+    def shareable(self, length: int) -> int:
+        """Of `length` leading tokens those that the prefix cache may hold.
+
+        Where features are taken, only those whose own are there: who finds the others would read the drafter's state.
+        """
+        return min(self.whole(length), self.num_given) if self.takes_features else self.whole(length)
 
 
 class SequenceTable:
@@ -56,9 +63,11 @@ class SequenceTable:
     """
 
     def __init__(
-        self, kv: KVManager, spec: ModelSpec, max_context_tokens: int, vocab_size: int, clock: Callable[[], float]
+        self, kv: KVManager, spec: ModelSpec, max_context_tokens: int, vocab_size: int, clock: Callable[[], float],
+        *, takes_features: bool = False,
     ) -> None:
         self._kv = kv
+        self._takes_features = takes_features
         self._spec = spec
         self._max_context_tokens = max_context_tokens
         self._vocab_size = vocab_size
@@ -152,7 +161,7 @@ class SequenceTable:
         if truth is not None:
             self._become(sequence, self._closest(sequence, 0, truth))
             common = _num_common(sequence.ids.view(), truth)
-            self._kv.commit(sequence_id, min(common, sequence.whole(self._kv.length(sequence_id))))
+            self._kv.commit(sequence_id, min(common, sequence.shareable(self._kv.length(sequence_id))))
         self._end_branches(sequence)
         self._kv.release(sequence_id)
         return True
@@ -200,7 +209,8 @@ class SequenceTable:
         sequence_id = context.sequence_id
         sequence = Sequence(sequence_id, self._num_opened, IntVector(), self._clock())
         sequence.num_cached = self._kv.open(sequence_id, context.tokens)
-        sequence.num_given = num_given_before(sequence.num_cached)
+        sequence.takes_features = self._takes_features
+        sequence.num_given = sequence.num_cached
         self._num_opened += 1
         self._sequences[sequence_id] = sequence
         return sequence
@@ -215,6 +225,7 @@ class SequenceTable:
         ids = IntVector(self[fork.sequence_id].ids.view(0, fork.num_tokens))
         branch = Sequence(branch_id, _BRANCH_AGE + self._num_branches, ids, self._clock())
         branch.num_whole = self[fork.sequence_id].num_whole
+        branch.takes_features = self._takes_features
         branch.num_given = min(self[fork.sequence_id].num_given, fork.num_tokens)
         self._num_branches += 1
         self._branches[branch_id] = branch

@@ -98,7 +98,7 @@ def test_tokenizers_that_differ_are_one_clear_line_before_any_model_is_loaded(
         build_drafter(spec(large, 1), DraftModelSpec(), inline=inline)
     line = str(caught.value)
     assert line.startswith(f"inline tier 0 ({tmp_path}) and tier 1 ({large})")
-    assert line.endswith("Choose models of one family")
+    assert line.endswith("or, for a draft model, set drafter.tokenizers to intersection or text")
     assert "\n" not in line
 
 

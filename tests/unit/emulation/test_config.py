@@ -81,7 +81,7 @@ def test_settings_survive_being_written_and_read_again() -> None:
     ("tiers.2.tensor_parallel_size", 2, "tiers.2: an emulated tier runs on one rank"),
     ("tiers.2.tensor_parallel_size", "auto", "tiers.2: an emulated tier runs on one rank"),
     ("tiers.2.device", "cuda", "tiers.2: an emulated tier needs no GPU"),
-    ("tiers.0.drafter", {"kind": "ngram"}, "tiers.0: an ngram drafter"),
+    ("tiers.0.drafter", {"kind": "ngram"}, "tiers.0: drafter ngram"),
     ("tiers.2.model", "emulated:m", "tiers.2: model 'emulated:m' is the name of an emulated device"),
 ])
 def test_each_mistake_gives_one_clear_line(path: str, value: object, line: str) -> None:
