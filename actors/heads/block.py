@@ -20,12 +20,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from actors.heads.base import DraftHead
 from actors.heads.eagle import low_middle_high
-from actors.heads.format import HeadConfig, load_head, load_tensors, save_head
+from actors.heads.format import HeadConfig, load_head
 from actors.heads.layers import Core, DecoderLayer, RMSNorm, Rotary, core_like
 from actors.heads.vocab import DraftVocabulary, ReducedHead
-
-HEAD = "head.weight"
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # each [batch, kv_heads, length, head_dim]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -63,7 +62,7 @@ def block_config(
     )
 
 
-class BlockHead(nn.Module):
+class BlockHead(DraftHead[BlockConfig]):
     """Runs blocks over context; how a block's rows attend is the caller's."""
 
     embedding: torch.Tensor
@@ -102,25 +101,8 @@ class BlockHead(nn.Module):
         """A stored head; `embedding` and `output` are the target's, [vocab, hidden]. Raises `BadHead`."""
         config, tensors = load_head(directory, BlockConfig)
         module = cls(config, embedding)
-        if HEAD not in tensors and "head.draft_vocab_ids" in tensors:
-            tensors[HEAD] = output[tensors["head.draft_vocab_ids"].long().to(output.device)]
-        load_tensors(module, tensors, f"{directory}")
+        module.fill(tensors, output, f"{directory}")
         return module
-
-    def save(
-        self, directory: Path | str, dtype: torch.dtype = torch.float32, card: str = "", with_head: bool = True
-    ) -> None:
-        """Store it. `with_head`: False if its output head was not trained, so that the target's is as good."""
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in self.state_dict().items() if with_head or name != HEAD
-        }
-        save_head(directory, self.config, tensors, card)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """Which ids it drafts."""
-        return DraftVocabulary(self.head.draft_vocab_ids.cpu().numpy(), self.config.vocab_size)
 
     def context(self, features: torch.Tensor, positions: torch.Tensor) -> list[KeyValue]:
         """Of each layer, keys and values of context positions.

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from actors.heads.format import HeadConfig, load_head, load_tensors, save_head
+from actors.heads.base import DraftHead
+from actors.heads.format import HeadConfig, load_head
 from actors.heads.layers import Core, DecoderLayer, RMSNorm, Rotary, core_like
 from actors.heads.vocab import DraftVocabulary, ReducedHead
-
-HEAD = "head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def low_middle_high(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, layer) for layer in (min(2, num_layers), num_layers // 2, num_layers - 3)}))
 
 
-class EagleHead(nn.Module):
+class EagleHead(DraftHead[EagleConfig]):
     """Runs whole sequences, for training and as the measure of the engine's passes."""
 
     embedding: torch.Tensor
@@ -86,26 +85,8 @@ class EagleHead(nn.Module):
         """A stored head; `embedding` and `output` are the target's, [vocab, hidden]. Raises `BadHead`."""
         config, tensors = load_head(directory, EagleConfig)
         module = cls(config, embedding)
-        if HEAD not in tensors and "head.draft_vocab_ids" in tensors:
-            rows = output[tensors["head.draft_vocab_ids"].long().to(output.device)]
-            tensors[HEAD] = rows
-        load_tensors(module, tensors, f"{directory}")
+        module.fill(tensors, output, f"{directory}")
         return module
-
-    def save(
-        self, directory: Path | str, dtype: torch.dtype = torch.float32, card: str = "", with_head: bool = True
-    ) -> None:
-        """Store it. `with_head`: False if its output head was not trained, so that the target's is as good."""
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in self.state_dict().items() if with_head or name != HEAD
-        }
-        save_head(directory, self.config, tensors, card)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """Which ids it drafts."""
-        return DraftVocabulary(self.head.draft_vocab_ids.cpu().numpy(), self.config.vocab_size)
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         """Features [..., feature_size] -> states [..., hidden]. Each layer's are brought to one size first."""

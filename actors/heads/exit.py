@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from actors.heads.format import HeadConfig, load_head, load_tensors, save_head
+from actors.heads.base import DraftHead
+from actors.heads.format import HeadConfig, load_head
 from actors.heads.layers import RMSNorm
 from actors.heads.vocab import DraftVocabulary, ReducedHead
-
-HEAD = "head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class ExitConfig(HeadConfig):
         return self.feature_layers[0]
 
 
-class ExitHead(nn.Module):
+class ExitHead(DraftHead[ExitConfig]):
     """h + adapter(norm(h)), then norm and head."""
 
     def __init__(self, config: ExitConfig) -> None:
@@ -82,25 +81,8 @@ class ExitHead(nn.Module):
         """A stored exit; `output` [vocab, hidden]: the target's head, for an untrained one. Raises `BadHead`."""
         config, tensors = load_head(directory, ExitConfig)
         module = cls(config)
-        if HEAD not in tensors and "head.draft_vocab_ids" in tensors:
-            tensors[HEAD] = output[tensors["head.draft_vocab_ids"].long().to(output.device)]
-        load_tensors(module, tensors, f"{directory}")
+        module.fill(tensors, output, f"{directory}")
         return module
-
-    def save(
-        self, directory: Path | str, dtype: torch.dtype = torch.float32, card: str = "", with_head: bool = True
-    ) -> None:
-        """Store it. `with_head`: False if its output head was not trained, so that the target's is as good."""
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in self.state_dict().items() if with_head or name != HEAD
-        }
-        save_head(directory, self.config, tensors, card)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """Which ids it drafts."""
-        return DraftVocabulary(self.head.draft_vocab_ids.cpu().numpy(), self.config.vocab_size)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the output matrix is applied to: residual stream [..., hidden] -> the same shape."""

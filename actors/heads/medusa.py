@@ -16,11 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from actors.heads.format import HeadConfig, load_head, load_tensors, save_head
+from actors.heads.base import DraftHead
+from actors.heads.format import HeadConfig, load_head
 from actors.heads.layers import RMSNorm
 from actors.heads.vocab import DraftVocabulary, ReducedHead
-
-HEAD = "head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class ResidualBlock(nn.Module):
         return x + functional.silu(self.linear(x))
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(DraftHead[MedusaConfig]):
     """All heads of a target, over one output matrix."""
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -98,25 +97,8 @@ class MedusaHeads(nn.Module):
         """Stored heads; `output` [vocab, hidden] is the target's, for those that bring none. Raises `BadHead`."""
         config, tensors = load_head(directory, MedusaConfig)
         module = cls(config)
-        if HEAD not in tensors and "head.draft_vocab_ids" in tensors:
-            tensors[HEAD] = output[tensors["head.draft_vocab_ids"].long().to(output.device)]
-        load_tensors(module, tensors, f"{directory}")
+        module.fill(tensors, output, f"{directory}")
         return module
-
-    def save(
-        self, directory: Path | str, dtype: torch.dtype = torch.float32, card: str = "", with_head: bool = True
-    ) -> None:
-        """Store them. `with_head`: False if the output matrix was not trained, so that the target's is as good."""
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t
-            for name, t in self.state_dict().items() if with_head or name != HEAD
-        }
-        save_head(directory, self.config, tensors, card)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """Which ids they draft."""
-        return DraftVocabulary(self.head.draft_vocab_ids.cpu().numpy(), self.config.vocab_size)
 
     def states(self, features: torch.Tensor, heads: Sequence[int] | None = None) -> torch.Tensor:
         """What the output matrix is applied to: features [..., hidden] -> [..., num_heads, hidden].
