@@ -33,6 +33,7 @@ from cluster.coordinator.tier import DraftLost, NoReplica, PoolFull, ReplicaLost
 from cluster.groups import PoolSettings
 from cluster.leases import RayLease, RayTier
 from cluster.pools import LeaseGrant, Pool
+from tests.ray.serving import end_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio]
 
@@ -108,7 +109,7 @@ def pools(ray_env: None) -> Iterator[dict[str, DeploymentHandle[Any]]]:
         "limited-by-pool": deploy("limited-by-pool", max_sequences=MAX_SEQUENCES, max_ongoing_requests=50),
         "drained": deploy("drained", max_sequences=MAX_SEQUENCES, max_ongoing_requests=50),
     }
-    serve.shutdown()
+    end_serve()
 
 
 @pytest.fixture

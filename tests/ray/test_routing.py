@@ -23,6 +23,7 @@ from cluster.leases import RayLease, RayTier
 from cluster.pools import Pool
 from cluster.prefixes import LocalPrefixes, PrefixDirectory, SharedPrefixes
 from tests.conftest import TinyModel
+from tests.ray.serving import end_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio]
 
@@ -63,7 +64,7 @@ def handles(ray_env: None, tiny_model: TinyModel) -> Iterator[list[Any]]:
         deployment.options(**pool_options(config, index)).bind(pool_settings(config, index)) for index in range(2)
     ]
     yield [serve.run(pool, name=f"routing-{index}", route_prefix=None) for index, pool in enumerate(pools)]
-    serve.shutdown()
+    end_serve()
 
 
 @pytest.fixture
