@@ -91,8 +91,12 @@ class DraftActor:
         self._drafter.close(sequence_id)
         self._presence.end(sequence_id)
 
+    async def attend(self, sequence_id: str) -> None:
+        """From now on `wait_closed` says when this sequence ends."""
+        self._presence.attend(sequence_id)
+
     async def wait_closed(self, sequence_id: str) -> None:
-        """Return once the sequence was closed, or nobody has called for it during `idle_timeout_s`."""
+        """Return once an attended sequence was closed, or nobody has called for it during `idle_timeout_s`."""
         if not await self._presence.ended(sequence_id):
             await self.close(sequence_id)
 

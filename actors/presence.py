@@ -11,9 +11,14 @@ class Presence:
 
     def __init__(self, idle_timeout_s: float) -> None:
         self._idle_timeout_s = idle_timeout_s
-        self._closed: dict[str, asyncio.Event] = {}
+        self._closed: dict[str, asyncio.Event] = {}  # one for each sequence that is attended
         self._last_call_s: dict[str, float] = {}  # monotonic
         self._num_calls: dict[str, int] = {}  # under way
+
+    def attend(self, sequence_id: str) -> None:
+        """From now on `ended` says when this sequence ends; one that ends before it is asked has ended all the same."""
+        self._closed.setdefault(sequence_id, asyncio.Event())
+        self._last_call_s.setdefault(sequence_id, time.monotonic())
 
     def begin(self, sequence_id: str) -> None:
         """A call begins: until it ends the sequence is attended, however long that takes."""
@@ -42,9 +47,10 @@ class Presence:
             self.end(sequence_id)
 
     async def ended(self, sequence_id: str) -> bool:
-        """Wait until the sequence was closed (True) or nobody has called for it in time (False)."""
-        event = self._closed.setdefault(sequence_id, asyncio.Event())
-        self._last_call_s.setdefault(sequence_id, time.monotonic())
+        """Wait until an attended sequence was closed (True) or nobody has called for it in time (False)."""
+        event = self._closed.get(sequence_id)
+        if event is None:
+            return True
         while not event.is_set():
             if sequence_id in self._num_calls:
                 idle_s = 0.0

@@ -61,7 +61,7 @@ class TargetGroup:
 
     @property
     def leader(self) -> Any:
-        """Actor handle of rank 0: close, wait_closed, info, stats, ping. Raises `GroupDown` before `start`.
+        """Actor handle of rank 0: close, attend, wait_closed, info, stats, ping. Raises `GroupDown` before `start`.
 
         While a rebuild is under way its calls end with ActorDiedError.
         """

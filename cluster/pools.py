@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,14 +120,15 @@ class Pool:
         self._leases[key] = (generation, gone)
         lost = asyncio.create_task(gone.wait())
         draining = asyncio.create_task(self._draining.wait())
-        closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
         ended = False
         try:
-            if await _answers(leader):  # a grant is a promise that the actor lives
-                yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
-            else:
+            # A grant is a promise that the actor lives and will tell of the sequence's end, however early that comes:
+            # calls with arguments may begin later than calls made after them, so the wait itself proves nothing.
+            if not await _answers(leader.attend.remote(sequence_id)):
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
+            closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
+            yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
             await asyncio.wait({closed, lost, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done() and not (closed.done() or lost.done()):
                 yield Revoked(f"{self._settings.name}: {self._tag} is draining")
@@ -183,10 +184,10 @@ async def _settle(ref: Any) -> str | None:
     return None
 
 
-async def _answers(leader: Any) -> bool:
+async def _answers(call: Awaitable[None]) -> bool:
     try:
         async with asyncio.timeout(ANSWER_S):
-            await leader.ping.remote()
+            await call
     except (RayError, TimeoutError):
         return False
     return True

@@ -169,8 +169,8 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
         # The second piece is a verdict read as a draft; it is wrong here unless the text repeats itself.
         assert list(verdict.tokens[:3]) == truth[1:4]
         assert verdict.num_accepted >= 2
+        await group.leader.attend.remote("s")
         waiting = group.leader.wait_closed.remote("s")
-        assert await group.leader.ping.remote()  # by now it waits
         await channel.call(Kind.CLOSE, encode_close("s", None))
         await asyncio.wait_for(waiting, 5)
         assert await group.check()

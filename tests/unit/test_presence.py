@@ -10,6 +10,7 @@ from actors.presence import Presence
 def test_a_closed_sequence_lets_its_waiter_go_on() -> None:
     async def run() -> bool:
         presence = Presence(idle_timeout_s=60)
+        presence.attend("a")
         waiter = asyncio.create_task(presence.ended("a"))
         await asyncio.sleep(0)
         presence.end("a")
@@ -18,9 +19,22 @@ def test_a_closed_sequence_lets_its_waiter_go_on() -> None:
     assert asyncio.run(run())
 
 
+def test_a_sequence_that_ends_before_anybody_waits_for_it_lets_a_late_waiter_go_on() -> None:
+    async def run() -> bool:
+        presence = Presence(idle_timeout_s=60)
+        presence.attend("a")
+        presence.end("a")
+        async with asyncio.timeout(5):
+            return await presence.ended("a")
+
+    assert asyncio.run(run())
+
+
 def test_a_sequence_that_nobody_calls_ends_and_a_called_one_does_not() -> None:
     async def run() -> tuple[bool, bool]:
         presence = Presence(idle_timeout_s=1.0)
+        presence.attend("idle")
+        presence.attend("busy")
         idle, busy = asyncio.create_task(presence.ended("idle")), asyncio.create_task(presence.ended("busy"))
         for _ in range(150):
             presence.begin("busy")
@@ -37,6 +51,7 @@ def test_a_sequence_with_a_call_under_way_is_never_idle() -> None:
         presence = Presence(idle_timeout_s=0.05)
         presence.begin("a")
         presence.begin("a")
+        presence.attend("a")
         waiter = asyncio.create_task(presence.ended("a"))
         presence.finish("a")
         await asyncio.sleep(0.3)
