@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from actors.drafter_specs import DrafterSpec, DraftModelSpec
 from actors.spec import EMULATED, EmulationSpec, InlineTier, ModelSpec
 from cluster.config_ahead import check_ahead
+from cluster.config_auth import AuthConfig
 from cluster.config_drafters import DEFAULT_KIND, DrafterConfig, DraftModelConfig, check_features, check_runs_above
 from cluster.config_emulation import check_emulation, emulation_spec
 from cluster.config_inline import check_inline, processes
@@ -24,8 +25,8 @@ from cluster.config_lossy import LossyConfig, check_lossy
 from cluster.config_section import Positive, Seconds, Section, Share
 
 __all__ = [
-    "Config", "ConfigError", "DrafterConfig", "EmulationConfig", "LimitsConfig", "ReplicasConfig", "ResourcesConfig",
-    "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
+    "AuthConfig", "Config", "ConfigError", "DrafterConfig", "EmulationConfig", "LimitsConfig", "ReplicasConfig",
+    "ResourcesConfig", "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
 ]
 
 _MAX_GUESSES = 32  # named words of an emulated tier, its best included: a vocabulary has at least 64
@@ -343,6 +344,7 @@ class Config(Section):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="defaults of a request")
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="what is refused")
     server: ServerConfig = Field(default_factory=ServerConfig, description="ports")
+    auth: AuthConfig | None = Field(None, description="tokens that requests must bring; null: everybody may send them")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,6 +9,7 @@ from cluster.cli.demo import demo
 from cluster.cli.doctor import doctor
 from cluster.cli.generate import generate
 from cluster.cli.serve import serve
+from cluster.cli.token import token
 from cluster.cli.train import train
 
 app = typer.Typer(
@@ -24,3 +25,4 @@ app.command()(generate)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")
+app.add_typer(token, name="token")

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from ray.serve.handle import DeploymentHandle
 
@@ -17,12 +17,14 @@ from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
 from actors.spec import EMULATED
 from cluster.config import Config
+from cluster.config_auth import make_guard
 from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, Usage
 from cluster.ingress.admission import Admission
+from cluster.ingress.auth import authorization_of
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
@@ -42,6 +44,12 @@ class TokenizersDiffer(ValueError):
     """The tiers do not mean the same by the same token ids."""
 
 
+class CallContext(StatusContext, Protocol):
+    """What is needed of Serve's `grpc_context`."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
+
+
 class Ingress:
     """gRPC methods of `outrider.v1.Outrider`, and `__call__` for HTTP health checks."""
 
@@ -53,6 +61,7 @@ class Ingress:
         `directory` is what several ingress replicas share of which pool replica knows which prefix.
         """
         self._config = config
+        self._guard = make_guard(config.auth)  # before the models are waited for: a mistake shows at once
         if directory is not None:
             await directory.shares.remote([])  # a handle's first call takes longer than a request may wait
         infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
@@ -89,30 +98,38 @@ class Ingress:
             sends_features=config.speculation.enabled and config.sends_features,
         )
 
-    async def Generate(self, request: pb.GenerateRequest, grpc_context: StatusContext) -> pb.GenerateResponse:
+    async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """A whole completion."""
         try:
-            async with aclosing(self._chunks(request)) as stream:
+            async with aclosing(self._chunks(request, _authorization(grpc_context))) as stream:
                 chunks = [chunk async for chunk in stream]
         except Exception as error:  # every failure becomes a status; a cancellation passes through
             _fail(grpc_context, error)
         return response_to_pb(chunks[-1].request_id, chunks)
 
     async def GenerateStream(
-        self, request: pb.GenerateRequest, grpc_context: StatusContext,
+        self, request: pb.GenerateRequest, grpc_context: CallContext,
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """A completion, piece by piece."""
         try:
-            async with aclosing(Outflow(self._chunks(request), merged).items()) as stream:
+            chunks = self._chunks(request, _authorization(grpc_context))
+            async with aclosing(Outflow(chunks, merged).items()) as stream:
                 async for chunk in stream:
                     yield chunk
         except Exception as error:  # as above
             _fail(grpc_context, error)
 
     async def GetModelInfo(
-        self, request: pb.GetModelInfoRequest, grpc_context: StatusContext,
+        self, request: pb.GetModelInfoRequest, grpc_context: CallContext,
     ) -> pb.GetModelInfoResponse:
         """What is served."""
+        try:
+            with self._guard.admitted(_authorization(grpc_context)):
+                return self._model_info()
+        except Exception as error:  # as above
+            _fail(grpc_context, error)
+
+    def _model_info(self) -> pb.GetModelInfoResponse:
         config, limits = self._config, self._limits
         return pb.GetModelInfoResponse(
             model=config.model_name, vocab_size=self._codec.vocab_size, version=_version(),
@@ -133,8 +150,22 @@ class Ingress:
         return {"model": self._config.model_name, "running": self._admission.num_running,
                 "waiting": self._admission.num_waiting}
 
-    async def _chunks(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """The stream, once the request is found good and has its turn. Cancelling it frees everything."""
+    async def _chunks(
+        self, request: pb.GenerateRequest, authorization: str | bytes | None
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """The stream, once the caller is known, the request found good, and its turn come. Cancelling frees everything.
+
+        `authorization`: what the caller says of itself (`cluster.ingress.auth`).
+        """
+        with self._guard.admitted(authorization) as caller:
+            async with aclosing(self._admitted(request, caller)) as stream:
+                async for chunk in stream:
+                    yield chunk
+
+    async def _admitted(
+        self, request: pb.GenerateRequest, caller: str | None
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """The stream of a caller who may have it."""
         began = time.monotonic()
         deadline = began + self._config.limits.request_timeout_s
         checked = from_pb(request, self._codec, self._limits, self._defaults)
@@ -153,7 +184,7 @@ class Ingress:
             outcome = error.code.value if isinstance(error, GenerationFailed) else type(error).__name__
             raise
         finally:
-            _log(checked, figures, outcome, time.monotonic() - began)
+            _log(checked, caller, figures, outcome, time.monotonic() - began)
 
     async def _generated(
         self, checked: IngressRequest, figures: FigureCounter, deadline: float,
@@ -201,6 +232,10 @@ def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
             )
 
 
+def _authorization(context: CallContext) -> str | bytes | None:
+    return authorization_of(context.invocation_metadata())
+
+
 def _fail(context: StatusContext, error: Exception) -> NoReturn:
     """Set the status, log what the client must not see, and end the call."""
     status = set_status(context, error)
@@ -209,11 +244,11 @@ def _fail(context: StatusContext, error: Exception) -> NoReturn:
     raise RequestFailed(f"{status.code.name}: {status.details}") from None
 
 
-def _log(checked: IngressRequest, figures: FigureCounter, outcome: str, wall_s: float) -> None:
+def _log(checked: IngressRequest, caller: str | None, figures: FigureCounter, outcome: str, wall_s: float) -> None:
     """One record per request; never any of its text or ids."""
     found = figures.snapshot()
     logger.info("request ended: %s", outcome, extra={
-        "request_id": checked.sequence_id, "outcome": outcome, "wall_s": round(wall_s, 4),
+        "request_id": checked.sequence_id, "caller": caller, "outcome": outcome, "wall_s": round(wall_s, 4),
         "num_prompt_tokens": len(checked.prompt_ids), "num_committed": found.committed,
         "rounds": found.rounds, "num_drafted": found.drafted, "num_accepted": found.accepted,
         "lease_moves": found.lease_moves,

@@ -14,6 +14,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from actors.sampling.validate import BadLogits
 from cluster.coordinator.errors import DeadlinePassed, FailureCode, GenerationFailed
 from cluster.coordinator.tier import DraftLost, NoReplica, ReplicaLost
+from cluster.ingress.allowance import Exceeded
+from cluster.ingress.auth import Unauthenticated
 from cluster.ingress.checks import InvalidRequest
 
 _RETRY_S = 1.0
@@ -98,6 +100,10 @@ def _known(error: BaseException) -> Status | None:
     match error:
         case InvalidRequest():
             return Status(code.INVALID_ARGUMENT, _sentence(error))
+        case Unauthenticated():
+            return Status(code.UNAUTHENTICATED, _sentence(error))
+        case Exceeded():
+            return Status(code.RESOURCE_EXHAUSTED, _sentence(error), error.retry_after_s)
         case GenerationFailed():
             retry_s = _RETRY_S if error.code is FailureCode.EXHAUSTED else None
             return Status(_FAILURES[error.code], _sentence(error), retry_s)

@@ -11,11 +11,15 @@ from ray.serve.exceptions import BackPressureError
 from actors.sampling.validate import BadLogits
 from cluster.coordinator.errors import FailureCode, GenerationFailed
 from cluster.coordinator.tier import NoReplica, ReplicaLost
+from cluster.ingress.allowance import Exceeded
+from cluster.ingress.auth import Unauthenticated
 from cluster.ingress.checks import InvalidRequest
 from cluster.ingress.errors import DeadlineExceeded, QueueFull, set_status, status_of
 
 CASES = [
     (InvalidRequest("top_k is -1: use at least 0"), grpc.StatusCode.INVALID_ARGUMENT, "top_k is -1"),
+    (Unauthenticated("no token came"), grpc.StatusCode.UNAUTHENTICATED, "no token came"),
+    (Exceeded("slow down", 0.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down"),
     (QueueFull(9, 2.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "(9 requests wait): retry in 2.5 s"),
     (BackPressureError(3, 3), grpc.StatusCode.RESOURCE_EXHAUSTED, "retry in 1 s"),
     (GenerationFailed("busy", FailureCode.EXHAUSTED), grpc.StatusCode.RESOURCE_EXHAUSTED, "busy"),
