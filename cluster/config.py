@@ -17,7 +17,14 @@ from actors.drafter_specs import DrafterSpec, DraftModelSpec
 from actors.spec import EMULATED, EmulationSpec, InlineTier, ModelSpec
 from cluster.config_ahead import check_ahead
 from cluster.config_auth import AuthConfig
-from cluster.config_drafters import DEFAULT_KIND, DrafterConfig, DraftModelConfig, check_features, check_runs_above
+from cluster.config_drafters import (
+    DEFAULT_KIND,
+    DrafterConfig,
+    DraftModelConfig,
+    check_features,
+    check_longest,
+    check_runs_above,
+)
 from cluster.config_emulation import check_emulation, emulation_spec
 from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
@@ -359,6 +366,7 @@ class Config(Section):
                 raise ValueError("tiers.0.tensor_parallel_size: a drafting tier runs on one rank; use 1")
         check_features(self.tiers)
         check_runs_above(self.tiers)
+        check_longest(self.tiers[0].drafter, self.speculation)
         check_emulation(self.tiers)
         check_inline(self.tiers)
         if len(self.tiers) == 1 and self.tiers[0].drafter is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from actors.drafter_specs import (
     BlockSpec,
@@ -19,12 +19,12 @@ from actors.drafter_specs import (
     ParallelSpec,
     SuffixSpec,
 )
-from actors.heads.directory import read_feature_layers
+from actors.heads.directory import read_feature_layers, read_longest_draft
 from cluster.config_load import KIND_TAG
 from cluster.config_section import Positive, Section
 
 if TYPE_CHECKING:
-    from cluster.config import TierConfig
+    from cluster.config import SpeculationConfig, TierConfig
 
 DEFAULT_KIND = "draft_model"
 
@@ -50,6 +50,11 @@ class DrafterSection(Section):
     def feature_layers(self) -> tuple[int, ...]:
         """After which layers of the tier above it reads the residual stream; empty: it needs none."""
         return ()
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that it drafts at most; None: as many as one likes."""
+        return None
 
 
 class DraftModelConfig(DrafterSection):
@@ -141,6 +146,11 @@ class HeadSection(DrafterSection):
         """As its directory says."""
         return read_feature_layers(self.head, self.kind)
 
+    @property
+    def longest_draft(self) -> int | None:
+        """As its directory says."""
+        return read_longest_draft(self.head, self.kind)
+
 
 class EagleConfig(HeadSection):
     """An autoregressive head (EAGLE-3)."""
@@ -213,11 +223,13 @@ class LayerSkipConfig(DrafterSection):
     )
     num_evaluations: Positive = Field(128, description="auto: sets of layers that are tried out at most")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.skip == ():
-            raise ValueError('skip is an empty list; name layers to leave out, or write "auto"')
-        return self
+    @field_validator("skip", mode="before")
+    @classmethod
+    def _names_layers(cls, value: Any) -> Any:
+        layers = list(value) if isinstance(value, list | tuple) else []
+        if value != "auto" and not (layers and all(type(layer) is int and layer > 0 for layer in layers)):
+            raise ValueError(f'got {value!r}; name layers to leave out, 1: the first, e.g. [5, 6], or write "auto"')
+        return value
 
     def spec(self, law_support: int) -> LayerSkipSpec:
         """The same for actors."""
@@ -259,6 +271,20 @@ def check_features(tiers: Sequence[TierConfig]) -> None:
             f"tiers.0.inline: only the target sends features to other pools, and {drafter.kind} drafts from those of "
             f"{tiers[1].name!r}; set inline: true"
         )
+
+
+def check_longest(drafter: DrafterSection | None, speculation: SpeculationConfig) -> None:
+    """Whether a drafter drafts as far as it is told to. Raises ValueError with one line."""
+    longest = None if drafter is None else drafter.longest_draft
+    if drafter is None or longest is None:
+        return
+    asked = speculation.lookahead
+    if asked not in ("auto", type(speculation).model_fields["lookahead"].default) and asked > longest:
+        raise ValueError(f"speculation.lookahead: {asked} is further than this {drafter.kind} head drafts; set it to at "
+                         f"most {longest}")
+    if speculation.tree is not None and len(speculation.tree.widths) > longest:
+        raise ValueError(f"speculation.tree.widths: {len(speculation.tree.widths)} levels are deeper than this "
+                         f"{drafter.kind} head drafts; give at most {longest}")
 
 
 _OF_THE_ENGINE = ("dtype", "weights", "kv_dtype", "kernels", "num_threads")

@@ -141,7 +141,9 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
         return f"{where}: unknown setting{_hint(str(loc[-1]), siblings)}"
     if kind == "missing":
         return f"{where}: is required; add `{loc[-1]}:`"
-    if kind == "too_short":
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return f"{where}: got {item['input']!r}; write its settings under it, as `name: value`, one a line"
+    if kind in ("too_short", "string_too_short"):
         return f"{where}: is empty; give at least one entry"
     if kind == "string_pattern_mismatch":
         return f"{where}: {item['input']!r} is not allowed; it must match {context['pattern']}"

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from actors.heads.format import HeadConfig, load_tensors, save_head
+from actors.heads.format import WEIGHTS, BadHead, HeadConfig, load_tensors, save_head
 from actors.heads.vocab import DraftVocabulary, ReducedHead
 
 Config = TypeVar("Config", bound=HeadConfig)
@@ -30,8 +30,13 @@ class DraftHead(nn.Module, Generic[Config]):
         Raises `BadHead`, which names `where`.
         """
         found = dict(tensors)
-        if HEAD not in found and _IDS in found:
-            found[HEAD] = output[found[_IDS].long().to(output.device)]
+        if _IDS in found:
+            try:
+                vocabulary = DraftVocabulary(found[_IDS].numpy(), self.config.vocab_size)
+            except ValueError as error:
+                raise BadHead(f"{where}: {_IDS} in {WEIGHTS} cannot be used: {error}: copy or train it again") from error
+            if HEAD not in found:
+                found[HEAD] = vocabulary.part(output)
         load_tensors(self, found, where)
 
     def save(

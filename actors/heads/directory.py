@@ -34,7 +34,22 @@ def read_section(directory: Path | str, kind: str | None = None) -> dict[str, An
 
 def read_feature_layers(directory: Path | str, kind: str) -> tuple[int, ...]:
     """After which of the target's layers the head reads the residual stream. Raises `BadHead`."""
-    layers = read_section(directory, kind).get("feature_layers")
-    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+    section = read_section(directory, kind)
+    layers, last = section.get("feature_layers"), section.get("num_target_layers")
+    if not isinstance(layers, list) or not layers or not all(type(layer) is int for layer in layers):
         raise BadHead(f"{directory}: feature_layers in its {CONFIG} is no list of layers: copy or train the head again")
+    if layers != sorted(set(layers)) or layers[0] < 1 or (type(last) is int and layers[-1] > last):
+        raise BadHead(
+            f"{directory}: feature_layers {layers} in its {CONFIG} must ascend between 1 and {last}: copy or train the "
+            "head again"
+        )
     return tuple(layers)
+
+
+def read_longest_draft(directory: Path | str, kind: str) -> int | None:
+    """Tokens that the head drafts at most; None: as many as one likes. Raises `BadHead`."""
+    section = read_section(directory, kind)
+    heads, block = section.get("num_heads"), section.get("block_size")
+    if kind == "medusa" and type(heads) is int:
+        return heads
+    return block - 1 if kind == "block" and type(block) is int else None

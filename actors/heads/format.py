@@ -70,7 +70,7 @@ class HeadConfig:
         try:
             config: Self = _read(cls, {k: v for k, v in values.items() if k not in ("kind", "format")})
         except (TypeError, ValueError) as error:
-            raise BadHead(f"{where}: its config.json cannot be used: {error}") from error
+            raise BadHead(f"{where}: its config.json cannot be used: {error}: copy or train the head again") from error
         return config
 
 
@@ -144,6 +144,9 @@ def _read(cls: Any, values: Any) -> Any:
     names = {field.name for field in dataclasses.fields(cls)}
     if unknown := sorted(set(values) - names):
         raise ValueError(f"{unknown[0]} is unknown")
+    needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
+    if missing := sorted(needed - set(values)):
+        raise ValueError(f"{missing[0]} is missing")
     return cls(**{name: _value(name, hints[name], value) for name, value in values.items()})
 
 

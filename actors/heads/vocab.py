@@ -35,6 +35,8 @@ class DraftVocabulary:
 
     def __init__(self, ids: npt.ArrayLike, vocab_size: int) -> None:
         """`ids` [num_ids] ascend. Raises ValueError."""
+        if not np.issubdtype(np.asarray(ids).dtype, np.integer):
+            raise ValueError("the ids of a draft vocabulary must be whole numbers")
         self.ids = np.asarray(ids, np.int32)
         self.vocab_size = vocab_size
         if self.ids.ndim != 1 or not len(self.ids) or (np.diff(self.ids) <= 0).any():

@@ -66,16 +66,23 @@ def load(name: str, source: Path, config: PreTrainedConfig, dtype: torch.dtype) 
         tensors = load_file(source / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelNotFound(f"{name}: {WEIGHTS} is missing or damaged: copy or train it again") from error
-    vocab_size = int(own["vocab_size"])
-    ids = tensors.pop(IDS, torch.arange(vocab_size, dtype=torch.int32))
-    vocabulary = DraftVocabulary(ids.numpy(), vocab_size)
+    vocabulary = _vocabulary(name, own, config, tensors.pop(IDS, None))
     masks = tensors.pop(MASKS, None)
+    if own["kind"] == "parallel" and (masks is None or masks.ndim != 2 or len(masks) != own.get("num_masks")):
+        raise ModelNotFound(f"{name}: {MASKS} in {WEIGHTS} is not what its config.json says: copy or train it again")
     missing = {EMBEDDING, HEAD} - tensors.keys()
     if missing:
         shared = _of_target(str(own.get("target") or ""), missing, name)
         if HEAD in missing:
             shared[HEAD] = vocabulary.part(shared[HEAD])
         tensors |= shared
+    for key, rows in ((EMBEDDING, vocabulary.vocab_size), (HEAD, len(vocabulary.ids))):
+        if len(tensors[key]) != rows:
+            raise ModelNotFound(
+                f"{name}: {key} has {len(tensors[key])} rows, and {rows} ids need one each: copy or train it again"
+            )
+    if masks is not None and masks.shape[1] != tensors[EMBEDDING].shape[1]:
+        raise ModelNotFound(f"{name}: {MASKS} in {WEIGHTS} is of another width than its embedding: train it again")
     if masks is not None:
         tensors[EMBEDDING] = torch.cat([tensors[EMBEDDING].to(dtype), masks.to(dtype)])
     model = _empty(config, dtype)
@@ -94,6 +101,20 @@ def load(name: str, source: Path, config: PreTrainedConfig, dtype: torch.dtype) 
     model.draft_vocabulary = vocabulary
     result: PreTrainedModel = model
     return result
+
+
+def _vocabulary(name: str, own: dict[str, Any], config: PreTrainedConfig, ids: torch.Tensor | None) -> DraftVocabulary:
+    """Which ids its output knows; None: all."""
+    size = own.get("vocab_size")
+    if type(size) is not int or size != config.vocab_size:
+        raise ModelNotFound(
+            f"{name}: {SECTION}.vocab_size in its config.json is {size!r}, beside a vocab_size of {config.vocab_size}: "
+            "copy or train it again"
+        )
+    try:
+        return DraftVocabulary(torch.arange(size).numpy() if ids is None else ids.numpy(), size)
+    except ValueError as error:
+        raise ModelNotFound(f"{name}: {IDS} in {WEIGHTS} cannot be used: {error}: copy or train it again") from error
 
 
 def _empty(config: PreTrainedConfig, dtype: torch.dtype) -> Any:

@@ -119,6 +119,8 @@ def test_settings_are_frozen() -> None:
     ("tiers.0.drafter", {"kind": "ngrm"}, "tiers.0.drafter.kind: 'ngrm' is no kind; did you mean 'ngram'?"),
     ("tiers.0.drafter", {"kind": "ngram", "ngram_mn": 1},
      "tiers.0.drafter.ngram_mn: unknown setting; did you mean 'ngram_min'?"),
+    ("tiers.0.drafter", "ngram", "tiers.0.drafter: got 'ngram'; write its settings under it, as `name: value`"),
+    ("speculation.overlap", True, "speculation.overlap: got True; write its settings under it, as `name: value`"),
     ("tiers.1.page_tokens", 48, "tiers.1: page_tokens 48 is not a power of two"),
     ("tiers.1.kv_tokens", 100, "tiers.1: kv_tokens 100 is not a multiple of page_tokens; use 128"),
     ("tiers.1.max_context_tokens", 10**6, "tiers.1: max_context_tokens 1000000 exceeds kv_tokens"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +49,30 @@ def test_a_draft_model_with_another_tokenizer_is_told_whose_ids_to_speak(way: st
         config({"kind": "draft_model", "tokenizers": way}, {"model": "d"}, tree={"nodes": 8})
     with pytest.raises(ConfigError, match=r"emulated tier speaks the target's ids; remove drafter\.tokenizers"):
         config({"kind": "draft_model", "tokenizers": way}, {"model": "d", "emulation": {"pass_s": 0.001}})
+
+
+def head(directory: Path, kind: str, **section: Any) -> dict[str, Any]:
+    values = {"kind": kind, "format": 1, "num_target_layers": 3, "feature_layers": [3], **section}
+    (directory / "config.json").write_text(json.dumps({"outrider_head": values}))
+    return {"kind": kind, "head": str(directory)}
+
+
+@pytest.mark.parametrize(("kind", "section"), [("medusa", {"num_heads": 3}), ("block", {"block_size": 4})])
+def test_nobody_is_told_to_draft_further_than_its_head_goes(tmp_path: Path, kind: str, section: dict[str, Any]) -> None:
+    drafter = head(tmp_path, kind, **section)
+    with pytest.raises(ConfigError, match=rf"^speculation.lookahead: 5 is further than this {kind} head .* at most 3$"):
+        config(drafter, lookahead=5)
+    with pytest.raises(ConfigError, match=r"^speculation.tree.widths: 4 levels are deeper .* at most 3$"):
+        config(drafter, lookahead=3, tree={"widths": [2, 1, 1, 1]})
+    assert config(drafter, lookahead=3).speculation.lookahead == 3
+    unsaid = config(drafter)  # nobody asked for the default
+    assert load_config(unsaid.model_dump(mode="json"), environ={}) == unsaid
+    assert config(drafter, lookahead="auto").speculation.lookahead == "auto"
+    assert config(head(tmp_path, "eagle"), lookahead=16).speculation.lookahead == 16
+
+
+@pytest.mark.parametrize("layers", [[], [0], [4], [2, 1], [3, 3], [True], "all", None])
+def test_layers_that_no_target_has_are_found_out_by_the_settings(tmp_path: Path, layers: object) -> None:
+    """Else they would be found by the target, which has done nothing wrong."""
+    with pytest.raises(ConfigError, match=r"^tiers\.0\.drafter: .*feature_layers .*copy or train the head again$"):
+        config(head(tmp_path, "eagle", feature_layers=layers))

@@ -58,7 +58,10 @@ def test_the_tier_takes_after_the_target_and_needs_no_plane_of_features() -> Non
      "tiers.0.drafter: early_exit has neither exit_layer nor head; set exit_layer to a layer of the model"),
     ({"kind": "early_exit", "exit_layer": 0}, {}, {}, "tiers.0.drafter.exit_layer: "),
     ({"kind": "layer_skip", "skip": []}, {}, {},
-     "tiers.0.drafter: skip is an empty list; name layers to leave out, or write \"auto\""),
+     "tiers.0.drafter.skip: got []; name layers to leave out, 1: the first, e.g. [5, 6], or write \"auto\""),
+    ({"kind": "layer_skip", "skip": [0, 2]}, {}, {}, "tiers.0.drafter.skip: got [0, 2]; name layers to leave out"),
+    ({"kind": "layer_skip", "skip": "all"}, {}, {}, "tiers.0.drafter.skip: got 'all'; name layers to leave out"),
+    ({"kind": "early_exit", "head": ""}, {}, {}, "tiers.0.drafter.head: is empty; give"),
 ])
 def test_each_mistake_is_one_line_that_names_field_and_fix(
     drafter: dict[str, Any], target: dict[str, Any], tier: dict[str, Any], line: str

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.heads.directory import read_longest_draft
 from cluster.config import Config, load_config
 from cluster.config_drafters import KINDS, DrafterConfig, DrafterSection
 from cluster.config_load import ConfigError
@@ -101,12 +102,16 @@ def identity(config: Config) -> tuple[object, ...]:
 
 
 def _loaded(tier: Mapping[str, Any], target: Mapping[str, Any], lookahead: int, others: Mapping[str, Any]) -> Config:
-    data: dict[str, Any] = {
-        "tiers": [dict(tier), dict(target)],
-        "speculation": {"lookahead": lookahead, "max_lookahead": max(16, lookahead), "draft_timeout_s": 60.0, **others},
-    }
+    drafter = tier.get("drafter") or {}
     try:
-        return load_config(data, environ={})
+        if drafter.get("head"):
+            lookahead = min(lookahead, read_longest_draft(drafter["head"], drafter["kind"]) or lookahead)
+        return load_config({
+            "tiers": [dict(tier), dict(target)],
+            "speculation": {
+                "lookahead": lookahead, "max_lookahead": max(16, lookahead), "draft_timeout_s": 60.0, **others,
+            },
+        }, environ={})  # fmt: skip
     except (ConfigError, ValueError) as error:  # a head's directory may be wrong in ways of its own
         raise NotMeasured(" ".join(str(error).split())) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +23,7 @@ from actors.drafters.parallel import ParallelDrafter
 from actors.heads.directory import SECTION, BadHead
 from actors.heads.parallel import MaskTokens
 from actors.loading import reduced
+from actors.loading.errors import ModelNotFound
 from actors.messages import AheadPlan, Context, DraftShape, Ids
 from actors.sampling.params import SamplingParams
 from actors.sampling.processors import process
@@ -272,3 +273,34 @@ def test_the_kind_is_chosen_in_the_settings(stored: dict[str, Path], target: Pat
         "speculation": {"tree": {"nodes": 8}},
     }, environ={})  # fmt: skip
     assert isinstance(config.drafter_spec(), ParallelSpec)
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ({"num_masks": 9}, lambda tensors: tensors),
+        ({}, lambda tensors: {k: v for k, v in tensors.items() if k != reduced.MASKS}),
+        ({}, lambda tensors: {**tensors, reduced.MASKS: tensors[reduced.MASKS][:, :8].contiguous()}),
+        ({"vocab_size": VOCAB + 7}, lambda tensors: tensors),
+        ({"vocab_size": "many"}, lambda tensors: tensors),
+        ({}, lambda tensors: {**tensors, reduced.HEAD: torch.zeros(7, 64)}),
+        ({}, lambda tensors: {**tensors, reduced.IDS: tensors[reduced.IDS] + VOCAB}),
+        ({}, lambda tensors: {**tensors, reduced.IDS: tensors[reduced.IDS].flip(0)}),
+        ({}, lambda tensors: {**tensors, reduced.EMBEDDING: torch.zeros(VOCAB - 1, 64)}),
+    ],
+)
+def test_a_damaged_model_is_refused_before_a_pass_reads_what_it_lacks(
+    tmp_path: Path, target: Path, section: dict[str, Any], change: Any
+) -> None:
+    """Kernels look rows up by id, whatever stands there."""
+    where = checkpoint(tmp_path / "model", target, REDUCED)
+    save_file(change(load_file(where / reduced.WEIGHTS)), where / reduced.WEIGHTS)
+    config = json.loads((where / "config.json").read_text())
+    config[SECTION] |= section
+    (where / "config.json").write_text(json.dumps(config))
+    spec = ModelSpec(tier=0, model=str(where), **SIZES)
+    with pytest.raises((ModelNotFound, BadHead)) as caught:
+        build_drafter(spec, ParallelSpec())
+    assert str(caught.value).startswith(f"{where}")
+    assert "again" in str(caught.value)
+    assert "\n" not in str(caught.value)

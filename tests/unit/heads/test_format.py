@@ -66,7 +66,8 @@ def test_halves_are_read_as_floats(tmp_path: Path) -> None:
         ({"feature_layers": "all"}, "feature_layers is 'all', not a list"),
         ({"draft_vocab_size": 0}, "draft_vocab_size 0 must lie between 1 and"),
         ({"hidden": "wide"}, "hidden is 'wide', not of type int"),
-        ({"depth": 3}, "depth is unknown"),
+        ({"depth": 3}, "depth is unknown: copy or train the head again"),
+        ({"hidden": None}, "hidden is None, not of type int"),
         ({"core": 3}, "Core is 3"),
     ],
 )
@@ -118,3 +119,39 @@ def test_a_head_for_another_target_is_refused(field: str, value: int, says: str)
     with pytest.raises(BadHead, match=says) as caught:
         check_fits(config, target, "head", "other")
     assert str(caught.value).startswith("the head head (made for tiny) does not fit other: ")
+
+
+def test_a_setting_that_is_missing_is_named(stored: Path) -> None:
+    path = stored / "config.json"
+    values = json.loads(path.read_text())
+    del values["outrider_head"]["core"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(BadHead, match=r"core is missing: copy or train the head again$"):
+        load_config(stored, EagleConfig)
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda ids: ids.index_fill(0, torch.tensor([len(ids) - 1]), VOCAB + 5), f"outside the vocabulary of {VOCAB}"),
+        (lambda ids: ids.index_fill(0, torch.tensor([0]), -3), f"outside the vocabulary of {VOCAB}"),
+        (lambda ids: ids.flip(0), "must ascend"),
+        (lambda ids: ids.index_fill(0, torch.tensor([1]), int(ids[0])), "must ascend"),
+        (lambda ids: ids + 0.5, "must be whole numbers"),
+        (lambda ids: ids[None], "must ascend"),
+    ],
+)
+def test_ids_that_are_none_are_one_line_that_names_the_head(
+    tmp_path: Path, change: Any, says: str, with_head: bool
+) -> None:
+    head, model = fresh_head(), tiny_model("llama")
+    head.save(tmp_path, with_head=with_head)
+    tensors = load_head(tmp_path, EagleConfig)[1]
+    tensors["head.draft_vocab_ids"] = change(tensors["head.draft_vocab_ids"])
+    save_head(tmp_path, head.config, tensors)
+    with pytest.raises(BadHead) as caught:
+        EagleHead.load(tmp_path, model.model.embed_tokens.weight, model.lm_head.weight)
+    assert f"{tmp_path}: " in str(caught.value)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
