@@ -280,8 +280,8 @@ def check_longest(drafter: DrafterSection | None, speculation: SpeculationConfig
         return
     asked = speculation.lookahead
     if asked not in ("auto", type(speculation).model_fields["lookahead"].default) and asked > longest:
-        raise ValueError(f"speculation.lookahead: {asked} is further than this {drafter.kind} head drafts; set it to at "
-                         f"most {longest}")
+        raise ValueError(f"speculation.lookahead: {asked} is further than this {drafter.kind} head drafts; set it to "
+                         f"at most {longest}")
     if speculation.tree is not None and len(speculation.tree.widths) > longest:
         raise ValueError(f"speculation.tree.widths: {len(speculation.tree.widths)} levels are deeper than this "
                          f"{drafter.kind} head drafts; give at most {longest}")

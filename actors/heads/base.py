@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from actors.heads.format import WEIGHTS, BadHead, HeadConfig, load_tensors, save_head
+from actors.heads.format import BadHead, HeadConfig, load_tensors, save_head
 from actors.heads.vocab import DraftVocabulary, ReducedHead
 
 Config = TypeVar("Config", bound=HeadConfig)
@@ -34,7 +34,7 @@ class DraftHead(nn.Module, Generic[Config]):
             try:
                 vocabulary = DraftVocabulary(found[_IDS].numpy(), self.config.vocab_size)
             except ValueError as error:
-                raise BadHead(f"{where}: {_IDS} in {WEIGHTS} cannot be used: {error}: copy or train it again") from error
+                raise BadHead(f"{where}: {_IDS} cannot be used: {error}: copy or train the head again") from error
             if HEAD not in found:
                 found[HEAD] = vocabulary.part(output)
         load_tensors(self, found, where)

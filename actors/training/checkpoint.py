@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from actors.training.optimiser import Stepper
@@ -43,7 +44,7 @@ def save(
     Called by all ranks; `barrier()` waits for them.
     """
     wait = barrier or (lambda: None)
-    new = directory.with_name(f"{directory.name}.new")
+    new, old = _beside(directory)
     if rank == 0:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
@@ -53,7 +54,6 @@ def save(
     wait()
     if rank == 0:
         (new / _STATE).write_text(json.dumps({"run": run, "state": dataclasses.asdict(state)}))
-        old = directory.with_name(f"{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if directory.exists():
             os.replace(directory, old)
@@ -65,24 +65,44 @@ def save(
 def load(directory: Path, run: dict[str, Any], stepper: Stepper, rank: int = 0) -> State | None:
     """Go on from what was saved; None: there is nothing. Raises `BadCheckpoint`."""
     if not directory.exists():
-        left = directory.with_name(f"{directory.name}.old")  # a process died between the two renamings
+        _, left = _beside(directory)  # a process died between the two renamings
         if not left.exists():
             return None
         directory = left
     try:
         found = json.loads((directory / _STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{directory} is damaged ({error}): delete it to begin anew") from error
+        told, state = dict(found["run"]), State(**found["state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory, error) from error
     wanted = json.loads(json.dumps(run))
-    different = sorted(name for name in wanted if wanted[name] != found["run"].get(name))
+    different = sorted(name for name in wanted if wanted[name] != told.get(name))
     if different:
         raise BadCheckpoint(
-            f"{directory} is of a run with other settings ({', '.join(different)}): name another --out, use the same "
+            f"{directory} is of a run with other settings ({', '.join(different)}): name another OUT, use the same "
             "settings, or begin anew with --restart"
         )
-    stepper.load(directory)
-    _set_noise(load_file(directory / _NOISE.format(rank=rank)))
-    return State(**found["state"])
+    try:
+        stepper.load(directory)
+        _set_noise(load_file(directory / _NOISE.format(rank=rank)))
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:  # other tensors are a RuntimeError
+        raise _damaged(directory, error) from error
+    return state
+
+
+def forget(directory: Path) -> None:
+    """Delete a checkpoint, whatever is left of it."""
+    for one in (directory, *_beside(directory)):
+        shutil.rmtree(one, ignore_errors=True)
+
+
+def _beside(directory: Path) -> tuple[Path, Path]:
+    """Where the next checkpoint is written, and where the last one is while the next takes its place."""
+    return directory.with_name(f"{directory.name}.new"), directory.with_name(f"{directory.name}.old")
+
+
+def _damaged(directory: Path, error: Exception) -> BadCheckpoint:
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return BadCheckpoint(f"{directory} is damaged ({why}): begin anew with --restart")
 
 
 def _noise() -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from actors.training.schedule import Schedule
 from actors.training.target import Target
 from actors.training.trainer import Report, Trainer, TrainerSettings
 
-_UNTRAINED = "untrained.json"
+UNTRAINED = "untrained.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def run(
 
     untrained = None
     if ranks.is_first:
-        untrained = _untrained(settings.out, lambda: measure(trainee, "measuring acceptance, untrained"))
+        untrained = _untrained(settings.out, told, lambda: measure(trainee, "measuring acceptance, untrained"))
     torch.manual_seed(settings.seed + 1 + ranks.rank)  # whatever was measured before; a checkpoint brings its own
     trainer = Trainer(
         trainee, Batcher(target, layers, settings.max_tokens, stored, bare=kind.trains_target), order,
@@ -154,6 +154,12 @@ def _check_corpus(corpus: Corpus, target: Target) -> None:
             f"{corpus.directory} was written by {corpus.description.target}, whose ids mean other texts than those of "
             f"{target.name}: sample from that one"
         )
+    largest = max(int(text.ids.max(initial=0)) for text in corpus.texts)
+    if largest >= target.vocab_size:
+        raise BadData(
+            f"{corpus.directory} holds the id {largest}, and {target.name} knows {target.vocab_size}: sample from that "
+            "one"
+        )
     if not corpus.training or not corpus.held_out:
         raise BadData(
             f"{corpus.directory} holds {len(corpus.texts)} texts, too few: sample more with `outrider train data`"
@@ -181,14 +187,18 @@ def _vocabulary(corpus: Corpus, target: Target, size: int) -> torch.Tensor | Non
     return draft_vocabulary(corpus.training, size, target.vocab_size, always).to(target.device)
 
 
-def _untrained(out: Path, measure: Callable[[], Evaluation]) -> Evaluation:
-    """Measured once, before the first step of the first run."""
-    file = out / _UNTRAINED
-    if file.exists():
-        values = json.loads(file.read_text())
-        return Evaluation(*(_acceptance(values.get(name)) for name in ("greedy", "sampled")))
+def _untrained(out: Path, told: dict[str, Any], measure: Callable[[], Evaluation]) -> Evaluation:
+    """Measured once, before the first step of the first run of these settings (`told`)."""
+    file = out / UNTRAINED
+    run = json.loads(json.dumps(told))
+    try:
+        found = json.loads(file.read_text())
+        if found["run"] == run:
+            return Evaluation(*(_acceptance(found["measured"].get(name)) for name in ("greedy", "sampled")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none yet, or of no use: it is measured again
     result = measure()
-    file.write_text(json.dumps(result.to_json()))
+    file.write_text(json.dumps({"run": run, "measured": result.to_json()}))
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -85,7 +86,7 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         found = ()
-    if not found or min(found) < 0:
+    if not found or not all(0 <= value < math.inf for value in found):
         raise CommandError(f"{option} {text!r}: write numbers like 0,0.7,1")
     return found
 

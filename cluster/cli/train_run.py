@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from actors.engine.native.build import KernelBuildError
 from actors.loading.errors import ModelNotFound, UnsupportedModel
@@ -18,7 +19,7 @@ from actors.training.data.make import SamplingSettings, sample
 from actors.training.data.shards import DESCRIPTION
 from actors.training.kind import Kind
 from actors.training.ranks import Ranks, join
-from actors.training.run import Outcome, RunSettings, run
+from actors.training.run import UNTRAINED, Outcome, RunSettings, run
 from actors.training.target import Target
 from actors.training.trainer import Diverged
 from cluster.cli import train_launch
@@ -29,8 +30,12 @@ from cluster.cli.train_show import Quiet, SamplingBar, Screen, outcome_table
 
 def sample_corpus(settings: SamplingSettings) -> str:
     """Fill a corpus; returns the line that tells of it."""
+    _check_device(settings.device)
     with _mistakes(), SamplingBar(stderr, settings.num_tokens) as bar, _stop_flag() as stop:
         done = sample(settings, bar.show, stop)
+    if settings.only_prompts and not done.num_texts and not stop():
+        raise CommandError(f"{settings.directory}: no prompt gave a text; those longer than "
+                           f"{settings.max_context_tokens} tokens are left out")
     complete = settings.only_prompts or done.num_tokens >= settings.num_tokens
     return (
         f"{settings.directory}: {done.num_texts:,} conversations, {done.num_tokens:,} tokens in {done.num_shards} "
@@ -43,6 +48,7 @@ def train_kind(kind: Kind, shared: Shared) -> None:
     if shared.threads:
         torch.set_num_threads(shared.threads)
     data = shared.data or shared.out / "data"
+    _check_device(shared.device)
     ranks = train_launch.ranks_of_launcher()
     if ranks == 1:
         _prepare(shared, data)
@@ -61,9 +67,9 @@ def train_kind(kind: Kind, shared: Shared) -> None:
 
 def _prepare(shared: Shared, data: Path) -> None:
     if shared.restart:
-        for name in (checkpoint.DIRECTORY, "untrained.json"):
-            path = shared.out / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with _mistakes():
+            checkpoint.forget(shared.out / checkpoint.DIRECTORY)
+            (shared.out / UNTRAINED).unlink(missing_ok=True)
     if shared.data is None:
         line = sample_corpus(SamplingSettings(
             shared.target, data, shared.tokens, device=shared.device, dtype=shared.dtype,
@@ -109,6 +115,18 @@ def _mistakes() -> Iterator[None]:
         yield
     except (KernelBuildError, Diverged, ValueError, ModelNotFound, UnsupportedModel) as error:  # and their children
         raise CommandError(str(error)) from error
+    except (OSError, SafetensorError) as error:  # from storing: whatever reads a file says itself what is wrong with it
+        why = " ".join(str(error).split())
+        raise CommandError(f"{why}: name a directory that can be written, with room") from error
+
+
+def _check_device(device: str) -> None:
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise CommandError(f"--device {device!r}: choose cpu, cuda or cuda:N")
+    number = int(device.partition(":")[2] or 0)
+    if device != "cpu" and torch.cuda.device_count() <= number:
+        raise CommandError(f"--device {device}: PyTorch sees {torch.cuda.device_count()} GPUs here; choose another one "
+                           "or cpu")
 
 
 @contextmanager

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from actors.training.data.errors import BadData
 from actors.training.data.shards import Corpus, Text, read_shard, shard_numbers
 from actors.training.target import Target
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _BATCH_TOKENS = 4096
+_NAMES = ("features", "hidden", "normaliser")
+_LARGEST = 65504.0  # of float16: what is larger is clipped, as where the drafter is served
 
 
 def features_path(corpus: Path, feature_layers: Sequence[int]) -> Path:
@@ -57,14 +60,17 @@ class StoredFeatures:
         path = self._directory / f"shard-{number:05d}.safetensors"
         last = min(last, first + self._max_tokens)
         with safe_open(path, "pt") as file:
-            features, hidden, normaliser = (file.get_slice(n)[first:last] for n in ("features", "hidden", "normaliser"))
+            features, hidden, normaliser = (file.get_slice(name)[first:last] for name in _NAMES)
         return features, hidden, normaliser
 
 
 def store(
     corpus: Corpus, target: Target, feature_layers: Sequence[int], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run the target over every shard that has no features yet; `on_progress(shards done, all)`."""
+    """Run the target over every shard that has no features yet; `on_progress(shards done, all)`.
+
+    Raises `BadData` when those that are there are another target's, or damaged.
+    """
     from actors.training.data.batches import normalisers
 
     directory = features_path(corpus.directory, feature_layers)
@@ -73,9 +79,10 @@ def store(
     for done, number in enumerate(numbers):
         on_progress(done, len(numbers))
         path = directory / f"shard-{number:05d}.safetensors"
-        if path.exists():
-            continue
         texts = read_shard(corpus.directory, number)
+        if path.exists():
+            _check(path, target, sum(len(text.ids) for text in texts))
+            continue
         parts: list[Parts] = [(torch.empty(0),) * 3] * len(texts)
         for chosen in _alike(texts):
             ids = torch.nn.utils.rnn.pad_sequence(
@@ -87,13 +94,29 @@ def store(
             sums = normalisers(target, run.hidden, real)
             for row, i in enumerate(chosen):
                 n = len(texts[i].ids)
-                parts[i] = (run.features[row, :n].half().cpu(), run.hidden[row, :n].half().cpu(), sums[row, :n].cpu())
-        names = ("features", "hidden", "normaliser")
-        tensors = {name: torch.cat([part[i] for part in parts]).contiguous() for i, name in enumerate(names)}
+                parts[i] = (_half(run.features[row, :n]), _half(run.hidden[row, :n]), sums[row, :n].cpu())
+        tensors = {name: torch.cat([part[i] for part in parts]).contiguous() for i, name in enumerate(_NAMES)}
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file(tensors, temporary)
+        save_file(tensors, temporary, {"target": target.name})
         os.replace(temporary, path)
     on_progress(len(numbers), len(numbers))
+
+
+def _check(path: Path, target: Target, num_tokens: int) -> None:
+    """Raises `BadData` unless a file holds what `target` said of so many tokens."""
+    try:
+        with safe_open(path, "pt") as file:
+            whose = (file.metadata() or {}).get("target")
+            lengths = {file.get_slice(name).get_shape()[0] for name in _NAMES}
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"{path} is damaged: delete it, and it is made again") from error
+    if whose != target.name or lengths != {num_tokens}:
+        raise BadData(f"{path} holds features of {whose or 'another target'}, not of {target.name}: delete "
+                      f"{path.parent}, and they are made again")
+
+
+def _half(values: torch.Tensor) -> torch.Tensor:
+    return values.float().clamp(-_LARGEST, _LARGEST).half().cpu()
 
 
 def _alike(texts: Sequence[Text]) -> list[list[int]]:

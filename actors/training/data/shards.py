@@ -87,10 +87,13 @@ def read_description(directory: Path) -> Description:
     values = _read_json(directory / DESCRIPTION)
     if values.get("format") != FORMAT:
         raise BadData(f"{directory} has the format {values.get('format')!r}, this version reads {FORMAT}: sample again")
-    return Description(
-        values["target"], values["tokenizer_fingerprint"], int(values["vocab_size"]), values["recipe"],
-        values["weights"], tuple(values["prompts"]),
-    )
+    try:
+        return Description(
+            values["target"], values["tokenizer_fingerprint"], int(values["vocab_size"]), values["recipe"],
+            values["weights"], tuple(values["prompts"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadData(f"{directory / DESCRIPTION} is damaged ({error!r}): sample into a new directory") from error
 
 
 def shard_path(directory: Path, number: int) -> Path:
@@ -128,14 +131,14 @@ def read_shard(directory: Path, number: int) -> list[Text]:
     path = shard_path(directory, number)
     try:
         tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
+        cuts = tensors["cu_len"][1:-1]
+        columns = zip(
+            np.split(tensors["ids"], cuts), np.split(tensors["answer"], cuts), tensors["index"].tolist(),
+            tensors["held_out"].tolist(), tensors["temperature"].tolist(), tensors["digests"].tolist(), strict=True,
+        ) if len(tensors["index"]) else ()  # fmt: skip
+        return [Text(ids, answer, index, bool(held), temp, mark) for ids, answer, index, held, temp, mark in columns]
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise BadData(f"{path} is missing or damaged: delete it and sample again") from error
-    cuts = tensors["cu_len"][1:-1]
-    columns = zip(
-        np.split(tensors["ids"], cuts), np.split(tensors["answer"], cuts), tensors["index"].tolist(),
-        tensors["held_out"].tolist(), tensors["temperature"].tolist(), tensors["digests"].tolist(), strict=True,
-    ) if len(tensors["index"]) else ()  # fmt: skip
-    return [Text(ids, answer, index, bool(held), temp, mark) for ids, answer, index, held, temp, mark in columns]
 
 
 class Corpus:
@@ -178,7 +181,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadData(f"{file.parent} is no corpus (it has no {file.name}): run `outrider train data`") from None
     except ValueError as error:
-        raise BadData(f"{file} is damaged: {error}") from error
+        raise BadData(f"{file} is damaged ({error}): sample into a new directory") from error
+    if not isinstance(values, dict):
+        raise BadData(f"{file} is damaged: sample into a new directory")
     return values
 
 

@@ -81,6 +81,8 @@ class BlockTrainee(Trainee):
         options = self._options
         trained = (batch.weight > 0).any(0).nonzero()[:, 0]  # a block's first draft is held to the law at its anchor
         trained = trained[trained >= 1]
+        if not len(trained):  # no text has an answer that could follow a block
+            return Loss(torch.stack([p.sum() for p in self.trainable()]).sum() * 0.0, {})
         chosen = torch.randperm(len(trained), device=trained.device)[: options.blocks]
         anchors = trained[chosen].sort().values
         positions = torch.arange(batch.num_positions, device=batch.ids.device)
@@ -97,6 +99,8 @@ class BlockTrainee(Trainee):
     def roll(self, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
         """As in `Trainee`: a block at every place of the text."""
         length = batch.num_positions
+        if length < 2:
+            return
         anchors = torch.arange(1, length, device=batch.ids.device)
         context = self.head.context(batch.features, torch.arange(length, device=batch.ids.device))
         parts = [self._blocks(batch.ids, context, some) for some in torch.split(anchors, _ANCHORS_AT_ONCE)]

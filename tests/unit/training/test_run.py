@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.numpy import load_file, save_file
 
 from actors.training.card import Facts, render
+from actors.training.checkpoint import forget
 from actors.training.data.errors import BadData
+from actors.training.data.shards import read_description, read_shard, shard_path, write_shard
 from actors.training.evaluate import Acceptance, Evaluation
 from actors.training.kinds.draft import Draft
 from actors.training.ranks import Ranks
@@ -84,3 +88,40 @@ def test_the_card_is_markdown_with_readable_metadata() -> None:
     assert head["base_model"] == "builtin:smollm2"
     for words in ("98.7%", "answer_temperatures 0.0/1.0", "| trained, greedy | 0.700 | 0.500 | 2.05"):
         assert words in card
+
+
+def test_the_measure_before_a_run_is_of_that_run(target: Target, corpus: Path, tmp_path: Path) -> None:
+    """A run that died before its first checkpoint leaves its measure behind, and the next one may have other heads."""
+    settings = replace(_settings(corpus, tmp_path), num_steps=1)
+    _run(target, settings)
+    told = json.loads((tmp_path / "untrained.json").read_text())
+    forget(tmp_path / "checkpoint")
+    _run(target, replace(settings, draft_vocab_size=60))
+    again = json.loads((tmp_path / "untrained.json").read_text())
+    assert again["run"] != told["run"] and again["measured"] != told["measured"]
+
+
+def test_a_corpus_with_ids_that_the_target_lacks_is_refused(target: Target, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    texts = read_shard(tmp_path / "corpus", 1)
+    texts[0].ids[0] = target.vocab_size
+    write_shard(tmp_path / "corpus", 1, texts)
+    with pytest.raises(BadData, match=f"the id {target.vocab_size}"):
+        _run(target, _settings(tmp_path / "corpus", tmp_path / "out"))
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"format": 1}', "{"])
+def test_a_damaged_description_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(BadData, match=r"^[^\n]*corpus\.json is damaged[^\n]*: sample into a new directory$"):
+        read_description(tmp_path)
+
+
+def test_a_shard_without_one_of_its_columns_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    path = shard_path(tmp_path / "corpus", 0)
+    tensors = load_file(path)
+    del tensors["answer"]
+    save_file(tensors, path)
+    with pytest.raises(BadData, match="missing or damaged: delete it and sample again"):
+        read_shard(tmp_path / "corpus", 0)

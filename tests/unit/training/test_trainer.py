@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +12,14 @@ import torch
 
 from actors.training.checkpoint import BadCheckpoint
 from actors.training.data.batches import Batcher, Order
-from actors.training.data.features import StoredFeatures, store
+from actors.training.data.errors import BadData
+from actors.training.data.features import StoredFeatures, features_path, store
 from actors.training.data.shards import Corpus
 from actors.training.kind import Batch, Loss
 from actors.training.kinds.parallel import Parallel, ParallelTrainee
 from actors.training.optimiser import OptimiserSettings
 from actors.training.schedule import Schedule
-from actors.training.target import Target
+from actors.training.target import Run, Target
 from actors.training.trainer import Diverged, Trainer, TrainerSettings
 
 KIND = Parallel(layers=(1,), lookahead=3, keep=0.6)  # its rows are drawn: the state of the noise matters
@@ -126,3 +129,23 @@ def test_stored_features_are_those_that_the_target_says(target: Target, corpus: 
         torch.testing.assert_close(getattr(fresh, name)[real], getattr(read, name)[real], atol=2e-2, rtol=2e-3)
     counted = fresh.weight > 0
     torch.testing.assert_close(fresh.normaliser[counted], read.normaliser[counted])
+
+
+def test_stored_features_are_of_one_target_whole_and_finite(target: Target, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "c", ignore=shutil.ignore_patterns("features-*"))
+    texts = Corpus(tmp_path / "c")
+    store(texts, target, (1,), lambda done, total: None)
+    other = copy.copy(target)
+    other.name = "another"
+    with pytest.raises(BadData, match=r"features of .*, not of another: delete "):
+        store(texts, other, (1,), lambda done, total: None)
+    path = features_path(tmp_path / "c", (1,)) / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadData, match="is damaged: delete it, and it is made again"):
+        store(texts, target, (1,), lambda done, total: None)
+    path.unlink()
+    other.name, run = target.name, target.run
+    with pytest.MonkeyPatch.context() as patch:  # residual streams of some models outgrow half precision
+        patch.setattr(target, "run", lambda *given: Run(run(*given).features * 1e6, run(*given).hidden))
+        store(texts, target, (1,), lambda done, total: None)
+    assert bool(StoredFeatures(tmp_path / "c", (1,), 30).read(texts.training[:4], 30)[0].isfinite().all())

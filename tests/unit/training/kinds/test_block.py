@@ -61,3 +61,14 @@ def test_an_exported_head_says_the_same(target: Target, tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_refused_in_one_line(target: Target, wrong: Block) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         wrong.build(target, None)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_texts_too_short_for_any_block_teach_nothing(target: Target, length: int) -> None:
+    trainee = KIND.build(target, HALF)
+    batch = batch_of(target, sampled(target, 3, length=max(length, 2))[:, :length], KIND)
+    batch.weight[:, 1:] = 0.0
+    loss = trainee(batch).loss
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert len(list(trainee.roll(batch, 3))) == (0 if length < 2 else 3)
