@@ -278,8 +278,8 @@ def check_longest(drafter: DrafterSection | None, speculation: SpeculationConfig
     longest = None if drafter is None else drafter.longest_draft
     if drafter is None or longest is None:
         return
-    asked = speculation.lookahead
-    if asked not in ("auto", type(speculation).model_fields["lookahead"].default) and asked > longest:
+    asked, unsaid = speculation.lookahead, type(speculation).model_fields["lookahead"].default
+    if asked != "auto" and asked != unsaid and asked > longest:
         raise ValueError(f"speculation.lookahead: {asked} is further than this {drafter.kind} head drafts; set it to "
                          f"at most {longest}")
     if speculation.tree is not None and len(speculation.tree.widths) > longest:
