@@ -29,7 +29,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = load_config(args)
     pools = [_pool(config, shared[-1]) for shared in config.processes]
     limits = config.limits
-    ingress = _deployment(Ingress).options(
+    # HTTP goes to what `Ingress.__serve_build_asgi_app__` returns. The class itself stays an importable one.
+    ingress = _deployment(serve.ingress()(Ingress)).options(
         name="ingress",
         num_replicas=config.server.num_replicas,
         ray_actor_options={"num_cpus": config.server.num_cpus},

@@ -22,6 +22,16 @@ ROLES = ("system", "user", "assistant", "tool")
 class InvalidRequest(ValueError):
     """The client's mistake. `str(error)` is one sentence that names the fix."""
 
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        """`param`: the field at fault; `code`: a word for programs. Both are what HTTP clients read."""
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+PROMPT = "the prompt"  # as a field at fault
+CONTEXT_LENGTH = "context_length_exceeded"  # clients look for this code
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -55,7 +65,7 @@ def check_range(name: str, value: float, low: float, high: float, *, open_low: b
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside:
         left = "(" if open_low else "["
-        raise InvalidRequest(f"{name} is {value:g}: choose a value in {left}{low:g}, {high:g}]")
+        raise InvalidRequest(f"{name} is {value:g}: choose a value in {left}{low:g}, {high:g}]", name)
     return value
 
 
@@ -64,7 +74,7 @@ def check_temperature(value: float) -> float:
     check_range("temperature", value, 0, MAX_TEMPERATURE)
     if 0 < value < MIN_TEMPERATURE:
         raise InvalidRequest(
-            f"temperature is {value:g}: use 0 for greedy decoding or at least {MIN_TEMPERATURE:g}"
+            f"temperature is {value:g}: use 0 for greedy decoding or at least {MIN_TEMPERATURE:g}", "temperature"
         )
     return value
 
@@ -72,9 +82,9 @@ def check_temperature(value: float) -> float:
 def check_count(name: str, value: int, low: int, high: int | None = None) -> int:
     """`value` when it lies in [low, high]."""
     if value < low:
-        raise InvalidRequest(f"{name} is {value}: use at least {low}")
+        raise InvalidRequest(f"{name} is {value}: use at least {low}", name)
     if high is not None and value > high:
-        raise InvalidRequest(f"{name} is {value}: the limit is {high}")
+        raise InvalidRequest(f"{name} is {value}: the limit is {high}", name)
     return value
 
 
@@ -83,7 +93,8 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"{name} holds token id {token_id}: this model's vocabulary has ids 0 to {vocab_size - 1}"
+                f"{name} holds token id {token_id}: this model's vocabulary has ids 0 to {vocab_size - 1}",
+                name,
             )
 
 
@@ -94,7 +105,7 @@ def check_biases(biases: Collection[tuple[int, float]], vocab_size: int) -> None
     for token_id, bias in biases:
         if not math.isfinite(bias) or abs(bias) > 100:
             raise InvalidRequest(
-                f"logit_bias of token id {token_id} is {bias:g}: choose a value in [-100, 100]"
+                f"logit_bias of token id {token_id} is {bias:g}: choose a value in [-100, 100]", "logit_bias"
             )
 
 
@@ -103,17 +114,18 @@ def check_stop_strings(stops: Collection[str], max_stop_strings: int) -> None:
     check_size("stop_strings", len(stops), max_stop_strings)
     for stop in stops:
         if not stop:
-            raise InvalidRequest("stop_strings holds an empty string: remove it")
+            raise InvalidRequest("stop_strings holds an empty string: remove it", "stop_strings")
         if len(stop) > MAX_STOP_STRING_CHARS:
             raise InvalidRequest(
-                f"stop_strings holds a string of {len(stop)} characters: the limit is {MAX_STOP_STRING_CHARS}"
+                f"stop_strings holds a string of {len(stop)} characters: the limit is {MAX_STOP_STRING_CHARS}",
+                "stop_strings",
             )
 
 
 def check_size(name: str, size: int, limit: int) -> None:
     """A repeated field has at most `limit` entries."""
     if size > limit:
-        raise InvalidRequest(f"{name} has {size} entries: the limit is {limit}")
+        raise InvalidRequest(f"{name} has {size} entries: the limit is {limit}", name)
 
 
 def check_request_id(request_id: str) -> str:
@@ -134,14 +146,14 @@ def fit_max_tokens(
     if limits.max_prompt_tokens is not None and num_prompt_tokens > limits.max_prompt_tokens:
         raise InvalidRequest(
             f"the prompt has {num_prompt_tokens} tokens but this server takes at most "
-            f"{limits.max_prompt_tokens}: shorten it"
+            f"{limits.max_prompt_tokens}: shorten it", PROMPT, CONTEXT_LENGTH,
         )
     room = limits.max_context_tokens - num_prompt_tokens
     if room <= 0:
         what = "leaves no room for a token in" if room == 0 else "does not fit"
         raise InvalidRequest(
             f"the prompt has {num_prompt_tokens} tokens and {what} the context of "
-            f"{limits.max_context_tokens} tokens: shorten it"
+            f"{limits.max_context_tokens} tokens: shorten it", PROMPT, CONTEXT_LENGTH,
         )
     if asked is None:
         return min(default, limits.max_tokens, room)
@@ -149,6 +161,7 @@ def fit_max_tokens(
     if asked > room:
         raise InvalidRequest(
             f"max_tokens is {asked} but a prompt of {num_prompt_tokens} tokens leaves room for {room} in the "
-            f"context of {limits.max_context_tokens}: lower max_tokens or shorten the prompt"
+            f"context of {limits.max_context_tokens}: lower max_tokens or shorten the prompt",
+            "max_tokens", CONTEXT_LENGTH,
         )
     return asked

@@ -7,11 +7,12 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
 
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
@@ -29,6 +30,7 @@ from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
+from cluster.ingress.http.app import Backend, http_app
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
 from cluster.ingress.speculation import COLD_LOOKAHEAD, controller, coordinator_settings
@@ -51,7 +53,7 @@ class CallContext(StatusContext, Protocol):
 
 
 class Ingress:
-    """gRPC methods of `outrider.v1.Outrider`, and `__call__` for HTTP health checks."""
+    """gRPC methods of `outrider.v1.Outrider`, and HTTP over the same generations (with `serve.ingress`)."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Config, pools: Sequence[DeploymentHandle[Any]], directory: DeploymentHandle[Any] | None = None
@@ -145,10 +147,17 @@ class Ingress:
             ),
         )
 
-    async def __call__(self, request: object) -> dict[str, object]:
-        """HTTP GET: alive, and how busy."""
-        return {"model": self._config.model_name, "running": self._admission.num_running,
-                "waiting": self._admission.num_waiting}
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """Called by Serve after the constructor."""
+        return http_app(Backend(
+            model=self._config.model_name, version=_version(), max_context_tokens=self._limits.max_context_tokens,
+            codec=self._codec, admitted=lambda authorization: nullcontext(),
+            chunks=lambda request, caller: self._chunks(request), load=self._load,
+        ))
+
+    def _load(self) -> dict[str, object]:
+        """How busy this replica is."""
+        return {"running": self._admission.num_running, "waiting": self._admission.num_waiting}
 
     async def _chunks(
         self, request: pb.GenerateRequest, authorization: str | bytes | None

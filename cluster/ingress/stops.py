@@ -51,10 +51,10 @@ class StopMatcher:
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        return max((_overlap(text, stop) for stop in self._stops), default=0)
+        return max((overlap(text, stop) for stop in self._stops), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):

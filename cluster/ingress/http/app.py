@@ -1,0 +1,204 @@
+"""The ASGI application: OpenAI's paths over the same generations that gRPC serves."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cluster.ingress.http.answers import ChatChoice, Head, Reading, TextChoice, usage
+from cluster.ingress.http.asks import Asks, chat_asks, chat_tools, completion_asks
+from cluster.ingress.http.body import read_body
+from cluster.ingress.http.failures import Failure, Json, NotFound, failure_of
+from cluster.ingress.http.fields import ChatBody, Common, CompletionBody
+from cluster.ingress.http.streams import Events, side_by_side
+from cluster.ingress.outflow import Outflow
+from cluster.ingress.replies import merged
+from cluster.ingress.tokenizing import TextCodec
+from cluster.rpc import outrider_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+Chunks = AsyncGenerator[pb.GenerateChunk, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the HTTP edge needs of the ingress."""
+
+    model: str  # the one that is served
+    version: str
+    max_context_tokens: int
+    codec: TextCodec
+    # Admits a caller by what stands in `authorization` and holds its place; gives its name. Raises what becomes a 401.
+    admitted: Callable[[str | None], AbstractContextManager[str | None]]
+    chunks: Callable[[pb.GenerateRequest, str | None], Chunks]  # of an admitted caller
+    load: Callable[[], Json]
+
+
+def http_app(backend: Backend, more: Sequence[Route] = ()) -> Starlette:
+    """The application; `more` are routes beside OpenAI's."""
+    began = int(time.time())
+    model: Json = {"id": backend.model, "object": "model", "created": began, "owned_by": "outrider",
+                   "max_model_len": backend.max_context_tokens}
+
+    async def models(request: Request, caller: str | None) -> Response:
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def one_model(request: Request, caller: str | None) -> Response:
+        _check_model(request.path_params["model"], backend.model)
+        return JSONResponse(model)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": backend.model, **backend.load()})
+
+    generations = Generations(backend)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", Endpoint(backend, generations.chat), methods=["POST"]),
+            Route("/v1/completions", Endpoint(backend, generations.completion, "prompt"), methods=["POST"]),
+            Route("/v1/models", Endpoint(backend, models), methods=["GET"]),
+            Route("/v1/models/{model:path}", Endpoint(backend, one_model), methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            *more,
+        ],
+        exception_handlers={HTTPException: _http_error},  # type: ignore[dict-item]  # narrower than its type
+    )
+
+
+class Endpoint:
+    """An ASGI endpoint whose caller is admitted before anything is read, until everything is sent."""
+
+    def __init__(
+        self, backend: Backend, answer: Callable[[Request, str | None], Awaitable[Response]],
+        prompt_field: str = "messages",
+    ) -> None:
+        self._backend = backend
+        self._answer = answer
+        self._prompt_field = prompt_field
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A cancellation, as when the client leaves, passes through."""
+        request = Request(scope, receive)
+        with ExitStack() as stack:
+            try:
+                caller = stack.enter_context(self._backend.admitted(authorization(request)))
+                response = await self._answer(request, caller)
+            except Exception as error:  # every failure becomes an answer
+                failure = explained(error, self._prompt_field)
+                response = JSONResponse(failure.body, failure.status, headers=dict(failure.headers))
+            await response(scope, receive, send)
+
+
+class Generations:
+    """`/v1/chat/completions` and `/v1/completions`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def chat(self, request: Request, caller: str | None) -> Response:
+        """A chat."""
+        body = await read_body(request, ChatBody)
+        _check_model(body.model, self._backend.model)
+        codec = self._backend.codec
+        head = self._head("chatcmpl")
+        asks = chat_asks(body, codec, head.id)
+        reading = Reading(
+            codec.spelling, codec.tool_format, tuple(tool["function"]["name"] for tool in chat_tools(body, codec)),
+            only_one_call=body.parallel_tool_calls is False, logprobs=bool(body.logprobs),
+        )
+        choices = [ChatChoice(index, reading) for index in range(len(asks.requests))]
+        return await self._answer(body, asks, choices, head, "chat.completion", caller)
+
+    async def completion(self, request: Request, caller: str | None) -> Response:
+        """Completions of one or several prompts."""
+        body = await read_body(request, CompletionBody)
+        _check_model(body.model, self._backend.model)
+        head = self._head("cmpl")
+        asks = completion_asks(body, head.id)
+        spelling, wanted = self._backend.codec.spelling, body.logprobs is not None
+        choices = [TextChoice(index, spelling, wanted) for index in range(len(asks.requests))]
+        return await self._answer(body, asks, choices, head, "text_completion", caller)
+
+    def _head(self, kind: str) -> Head:
+        backend = self._backend
+        return Head(f"{kind}-{secrets.token_hex(12)}", int(time.time()), backend.model, f"outrider-{backend.version}")
+
+    async def _answer(
+        self, body: Common, asks: Asks, choices: Sequence[ChatChoice | TextChoice], head: Head, kind: str,
+        caller: str | None,
+    ) -> Response:
+        streams = [self._backend.chunks(each, caller) for each in asks.requests]
+        if body.stream:
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            pieces = "chat.completion.chunk" if kind == "chat.completion" else kind
+            flowing = [Outflow(stream, merged).items() for stream in streams]
+            events = _events(flowing, choices, head, pieces, asks.num_per_prompt if with_usage else None)
+            field = "messages" if kind == "chat.completion" else "prompt"
+            return Events(events, lambda error: explained(error, field))
+        finishes: list[pb.Finish] = [pb.Finish()] * len(choices)
+        async with aclosing(side_by_side(streams)) as chunks:
+            async for index, chunk in chunks:
+                choices[index].delta(chunk)
+                if chunk.HasField("finish"):
+                    finishes[index] = chunk.finish
+        return JSONResponse(head.wrap(
+            kind, [choice.message() for choice in choices], usage=usage(finishes, asks.num_per_prompt),
+        ))
+
+
+async def _events(
+    streams: Sequence[Chunks], choices: Sequence[ChatChoice | TextChoice], head: Head, kind: str,
+    usage_per: int | None,
+) -> AsyncGenerator[Json, None]:
+    """Events of all choices; with `usage_per`, choices of a prompt, the counts come last."""
+    finishes: list[pb.Finish] = [pb.Finish()] * len(choices)
+    more: Json = {} if usage_per is None else {"usage": None}
+    async with aclosing(side_by_side(streams)) as chunks:
+        async for index, chunk in chunks:
+            for choice in choices[index].delta(chunk):
+                yield head.wrap(kind, [choice], **more)
+            if chunk.HasField("finish"):
+                finishes[index] = chunk.finish
+    if usage_per is not None:
+        yield head.wrap(kind, [], usage=usage(finishes, usage_per))
+
+
+def authorization(request: Request) -> str | None:
+    """What stands in the header; None without, or with more than one: nobody could say which one counts."""
+    found = request.headers.getlist("authorization")
+    return found[0] if len(found) == 1 else None
+
+
+def explained(error: Exception, prompt_field: str) -> Failure:
+    """The failure that the client sees; what it must not see goes to the log."""
+    failure = failure_of(error, prompt_field)
+    if failure.status == 500:
+        logger.error("request failed", exc_info=error)
+    return failure
+
+
+def _check_model(asked: str, served: str) -> None:
+    if asked != served:
+        raise NotFound(f"the model {asked[:128]!r} is not served here: ask for {served!r}", "model", "model_not_found")
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    paths = "use /v1/chat/completions, /v1/completions or /v1/models"
+    message = {404: f"{request.url.path[:128]} is no path of this server: {paths}",
+               405: f"{request.method} is not for {request.url.path[:128]}: use another method"}
+    return JSONResponse(
+        {"error": {"message": message.get(error.status_code, error.detail), "type": "invalid_request_error",
+                   "param": None, "code": "not_found" if error.status_code == 404 else None}},
+        error.status_code, headers=dict(error.headers or {}),
+    )
