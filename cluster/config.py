@@ -331,7 +331,7 @@ class ServerConfig(Section):
 
     host: str = Field("127.0.0.1", description="address of the gRPC and HTTP ports")
     grpc_port: Annotated[int, Field(ge=1, le=65535)] = Field(9000, description="gRPC, plaintext")
-    http_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="HTTP: health and routes")
+    http_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="HTTP: OpenAI's API, health")
     num_replicas: Positive = Field(1, description="copies of the ingress")
     num_cpus: Share = Field(0.1, description="logical CPUs of an ingress replica")
 

@@ -30,7 +30,7 @@ def serve(
                 stdout.print(ladder(settings))
                 stdout.print(
                     f"gRPC (plaintext) on [bold]{settings.server.host}:{settings.server.grpc_port}[/], "
-                    f"HTTP health on {escape(settings.server.host)}:{settings.server.http_port}. "
+                    f"OpenAI's API on http://{escape(settings.server.host)}:{settings.server.http_port}/v1. "
                     f"Try: outrider generate --address 127.0.0.1:{settings.server.grpc_port} 'Hello'"
                 )
                 stdout.print("Ctrl-C stops the service.")

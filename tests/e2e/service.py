@@ -67,6 +67,8 @@ class Service:
     stub: Any
     draft: Pool
     target: Pool
+    grpc: str  # host:port
+    http: str  # http://host:port
 
     def ask(
         self, options: Options, prompt: str, *, timeout_s: float = PATIENCE_S,
@@ -99,8 +101,9 @@ def served(preset: str | dict[str, object]) -> Iterator[Service]:
             Pool(serve.get_deployment_handle(f"tier{index}-{tier.name}", local.APPLICATION))
             for index, tier in enumerate(config.tiers) if not tier.inline
         ]
-        with client.connect(f"{local.LOOPBACK}:{config.server.grpc_port}") as stub:
-            yield Service(stub, pools[0], pools[-1])
+        grpc, http = (f"{local.LOOPBACK}:{port}" for port in (config.server.grpc_port, config.server.http_port))
+        with client.connect(grpc) as stub:
+            yield Service(stub, pools[0], pools[-1], grpc, f"http://{http}")
     assert workers() == []
 
 

@@ -13,6 +13,8 @@ from cluster.ingress.stops import overlap
 
 _XML_CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
 _XML_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_CODE = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)  # of a template
+_LITERAL = re.compile(r"'[^']*'|\"[^\"]*\"")
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MARKS = ("<|python_tag|>", "[TOOL_CALLS]")  # usually special tokens, which yield no text
 
@@ -37,7 +39,7 @@ class Call:
 
 def tool_format(template: str | None) -> ToolFormat:
     """What a chat template says about calls."""
-    if not template or "tools" not in template:
+    if not template or "tools" not in _LITERAL.sub("", "".join(_CODE.findall(template))):
         return ToolFormat.NONE
     if _OPEN in template:
         return ToolFormat.TAGGED
@@ -54,7 +56,8 @@ class CallReader:
         self._names = frozenset(names)
         self._form = form if names else ToolFormat.NONE
         self._held = ""
-        self._began = False  # something other than space was handed on
+        self._began = False  # something other than space was handed on, or a call
+        self._after_call = False  # space that follows a call belongs to it
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[Call]]:
@@ -70,7 +73,7 @@ class CallReader:
 
     def finish(self) -> tuple[str, list[Call]]:
         """The rest, at the end of the stream."""
-        held, self._held = self._held, ""
+        held, self._held = self._held.lstrip() if self._after_call else self._held, ""
         calls = [] if self._began or not held else _bare_calls(held, self._names)
         self.num_calls += len(calls)
         return ("", calls) if calls else (held, [])
@@ -87,6 +90,9 @@ class CallReader:
         parts: list[str] = []
         calls: list[Call] = []
         while True:
+            if self._after_call:
+                self._held = self._held.lstrip()
+                self._after_call = not self._held
             start = self._held.find(_OPEN)
             if start < 0:
                 parts.append(self._take(len(self._held) - overlap(self._held, _OPEN)))
@@ -102,10 +108,9 @@ class CallReader:
                 continue
             calls.append(found)
             self._held = self._held[end + len(_CLOSE) :]
-            self._began = True
+            self._began = self._after_call = True
         self.num_calls += len(calls)
-        text = "".join(parts)
-        return ("" if self.num_calls and not text.strip() else text), calls
+        return "".join(parts), calls
 
     def _take(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
