@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -151,8 +151,7 @@ class Ingress:
         """Called by Serve after the constructor."""
         return http_app(Backend(
             model=self._config.model_name, version=_version(), max_context_tokens=self._limits.max_context_tokens,
-            codec=self._codec, admitted=lambda authorization: nullcontext(),
-            chunks=lambda request, caller: self._chunks(request), load=self._load,
+            codec=self._codec, admitted=self._guard.admitted, chunks=self._admitted, load=self._load,
         ))
 
     def _load(self) -> dict[str, object]:

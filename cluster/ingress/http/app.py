@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from cluster.ingress.auth import authorization_of
 from cluster.ingress.http.answers import ChatChoice, Head, Reading, TextChoice, usage
 from cluster.ingress.http.asks import Asks, chat_asks, chat_tools, completion_asks
 from cluster.ingress.http.body import read_body
@@ -40,8 +41,7 @@ class Backend:
     version: str
     max_context_tokens: int
     codec: TextCodec
-    # Admits a caller by what stands in `authorization` and holds its place; gives its name. Raises what becomes a 401.
-    admitted: Callable[[str | None], AbstractContextManager[str | None]]
+    admitted: Callable[[str | bytes | None], AbstractContextManager[str | None]]  # as `Guard.admitted`
     chunks: Callable[[pb.GenerateRequest, str | None], Chunks]  # of an admitted caller
     load: Callable[[], Json]
 
@@ -92,7 +92,7 @@ class Endpoint:
         request = Request(scope, receive)
         with ExitStack() as stack:
             try:
-                caller = stack.enter_context(self._backend.admitted(authorization(request)))
+                caller = stack.enter_context(self._backend.admitted(_authorization(request)))
                 response = await self._answer(request, caller)
             except Exception as error:  # every failure becomes an answer
                 failure = explained(error, self._prompt_field)
@@ -118,7 +118,7 @@ class Generations:
             only_one_call=body.parallel_tool_calls is False, logprobs=bool(body.logprobs),
         )
         choices = [ChatChoice(index, reading) for index in range(len(asks.requests))]
-        return await self._answer(body, asks, choices, head, "chat.completion", caller)
+        return await self._answer(body, asks, choices, head, "chat.completion", self._streams(asks, request, caller))
 
     async def completion(self, request: Request, caller: str | None) -> Response:
         """Completions of one or several prompts."""
@@ -128,17 +128,28 @@ class Generations:
         asks = completion_asks(body, head.id)
         spelling, wanted = self._backend.codec.spelling, body.logprobs is not None
         choices = [TextChoice(index, spelling, wanted) for index in range(len(asks.requests))]
-        return await self._answer(body, asks, choices, head, "text_completion", caller)
+        return await self._answer(body, asks, choices, head, "text_completion", self._streams(asks, request, caller))
 
     def _head(self, kind: str) -> Head:
         backend = self._backend
         return Head(f"{kind}-{secrets.token_hex(12)}", int(time.time()), backend.model, f"outrider-{backend.version}")
 
+    def _streams(self, asks: Asks, request: Request, caller: str | None) -> list[Chunks]:
+        """Of all choices: the first has the place of the request itself, each other one takes its own."""
+        first, *others = asks.requests
+        return [self._backend.chunks(first, caller), *(self._further(each, request) for each in others)]
+
+    async def _further(self, asked: pb.GenerateRequest, request: Request) -> Chunks:
+        with self._backend.admitted(_authorization(request)) as caller:
+            async with aclosing(self._backend.chunks(asked, caller)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    @staticmethod
     async def _answer(
-        self, body: Common, asks: Asks, choices: Sequence[ChatChoice | TextChoice], head: Head, kind: str,
-        caller: str | None,
+        body: Common, asks: Asks, choices: Sequence[ChatChoice | TextChoice], head: Head, kind: str,
+        streams: Sequence[Chunks],
     ) -> Response:
-        streams = [self._backend.chunks(each, caller) for each in asks.requests]
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             pieces = "chat.completion.chunk" if kind == "chat.completion" else kind
@@ -174,10 +185,8 @@ async def _events(
         yield head.wrap(kind, [], usage=usage(finishes, usage_per))
 
 
-def authorization(request: Request) -> str | None:
-    """What stands in the header; None without, or with more than one: nobody could say which one counts."""
-    found = request.headers.getlist("authorization")
-    return found[0] if len(found) == 1 else None
+def _authorization(request: Request) -> str | bytes | None:
+    return authorization_of(request.headers.items())
 
 
 def explained(error: Exception, prompt_field: str) -> Failure:

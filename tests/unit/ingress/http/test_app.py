@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from cluster.ingress.checks import InvalidRequest
+from cluster.ingress.auth import Unauthenticated
 from cluster.ingress.errors import QueueFull
 from tests.unit.ingress.http.conftest import Scripted
 
@@ -223,10 +223,11 @@ async def test_models_and_health(scripted: Scripted) -> None:
 
 @pytest.mark.asyncio
 async def test_a_caller_who_is_not_admitted_is_told_before_anything_is_read(scripted: Scripted) -> None:
-    scripted.refuse = InvalidRequest("no")
-    with pytest.raises(openai.BadRequestError, match="no"):
+    scripted.refuse = Unauthenticated("no token came")
+    with pytest.raises(openai.AuthenticationError, match="no token came") as raised:
         await scripted.client().chat.completions.create(model="other", messages=[])
-    with pytest.raises(openai.BadRequestError, match="no"):
+    assert raised.value.code == "invalid_api_key"
+    with pytest.raises(openai.AuthenticationError):
         await scripted.client().models.list()
     assert scripted.seen == []
 
