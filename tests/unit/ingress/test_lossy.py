@@ -15,6 +15,7 @@ from cluster.bench.local import LocalTier
 from cluster.config import load_config
 from cluster.coordinator.ladder import Ladder
 from cluster.ingress.admission import Admission
+from cluster.ingress.auth import Guard
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import RequestDefaults
 from cluster.ingress.deployment import Ingress
@@ -44,6 +45,7 @@ def ingress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingress]:
     drafter, target = build_drafter(draft_spec, drafter_spec), build_verifier(target_spec)
     made = Ingress.__new__(Ingress)
     made._config = config
+    made._guard = Guard(None)
     made._codec = TextCodec(load_tokenizer(target_spec.model))
     made._limits = RequestLimits(max_context_tokens=512, max_tokens=128)
     made._defaults = RequestDefaults(32, eos_ids=target.info().eos_ids, lossy=lossy.settings())
@@ -63,6 +65,9 @@ class Status:
 
     def set_details(self, details: str) -> None:
         raise AssertionError(details)
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
 
 
 def ask(ingress: Ingress, **speculation: bool) -> pb.GenerateResponse:
