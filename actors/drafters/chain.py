@@ -16,6 +16,8 @@ from actors.sampling import laws as draft_laws
 from actors.sampling.draw import Drawn
 from actors.sampling.laws import SparseLaw
 from actors.sampling.lossy import falls_back
+from actors.sampling.params import VerifyMode
+from actors.sampling.processors import adjusts_logits
 from actors.sampling.rows import LogitRows
 from actors.sampling.siblings import draw_children
 
@@ -74,6 +76,23 @@ class ChainJob(Job):
             tail.laws.append(drawn.law)
         if len(tail.tokens) < self._num_tokens:
             return drawn.token
+        self.answer()
+        return None
+
+    def num_greedy(self) -> int:
+        """All that are left of the chain, where nothing but the likeliest ids matters."""
+        sampling, context = self.context.sampling, self.context
+        if sampling.mode is not VerifyMode.GREEDY or sampling.lossy is not None or self._num_siblings:
+            return 1
+        if adjusts_logits(sampling, context.num_tokens - context.num_prompt_tokens):
+            return 1
+        return self._num_tokens - len(self._tail.tokens)
+
+    def on_best(self, ids: Sequence[int]) -> int | None:
+        """As if drawn one by one."""
+        self._tail.tokens.extend(ids)
+        if len(self._tail.tokens) < self._num_tokens:
+            return ids[-1]
         self.answer()
         return None
 

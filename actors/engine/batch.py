@@ -18,11 +18,21 @@ from actors.engine.planner import Planner
 from actors.engine.preemption import RESTING_S, Preemption
 from actors.engine.scheduler import Chunk, Scheduler
 from actors.engine.sequences import Sequence, SequenceTable, is_branch
-from actors.engine.shallow import LayersUnrun
-from actors.engine.step import Int32s, KeepsFeatures, KnowsPart, ModelRunner, TakesFeatures
+from actors.engine.shallow import LayersUnrun, Shallow
+from actors.engine.step import (
+    Best,
+    Decodes,
+    FindsBest,
+    Int32s,
+    KeepsFeatures,
+    KnowsPart,
+    ModelRunner,
+    StepInput,
+    TakesFeatures,
+)
 from actors.messages import Halves, Ids
 from actors.sampling.rows import LogitRows, concat
-from actors.sampling.validate import BadLogits
+from actors.sampling.validate import BadLogits, check_best
 from actors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -51,6 +61,9 @@ class Batch:
         self._runner = runner
         self._known_ids = runner.known_ids if isinstance(runner, KnowsPart) else None
         self._width_taken = runner.features_taken if isinstance(runner, TakesFeatures) else 0
+        self._finder = runner if isinstance(runner, FindsBest) else None
+        self._decoder = runner if isinstance(runner, Decodes) and runner.decodes and not self._width_taken else None
+        self.stop = np.zeros(1, np.int32)  # set to 1 by any thread: calls wait, so make no more passes at once
         self._keeper = runner if isinstance(runner, KeepsFeatures) and runner.features_kept else None
         self._moves: list[Int32s] = []  # of tokens of verified trees, to be made at the beginning of the next pass
         self._scrub_page = num_pages  # the runner's always-zero page
@@ -163,6 +176,7 @@ class Batch:
         chunks = self._fed(chunks)
         if not chunks:
             return True
+        num_passes = self._num_passes(chunks)
         parts = [self._part(chunk) for chunk in chunks]
         step = pack(parts, self.kv.page_tokens, self._planner.copies, self._moves)
         first_job = self._table[chunks[0].sequence_id].job
@@ -170,10 +184,14 @@ class Batch:
         if shallow is not None:
             step = replace(step, layers=shallow.layers, wants_hidden=shallow.exit is not None)
         self._pass_began_s = began_s = time.monotonic()
+        found: LogitRows | Best
         try:
-            logits = self._runner.forward(step)
-            if shallow is not None and shallow.exit is not None:
-                logits = shallow.exit(logits)
+            if num_passes > 1:
+                assert self._decoder is not None
+                found = self._decoder.decode(step, num_passes, self.stop)
+                num_passes = len(found.ids)
+            else:
+                found = self._rows(step, shallow)
         except Exception as error:
             log.exception("forward pass failed")
             self.fail_all(error)
@@ -185,23 +203,59 @@ class Batch:
             active.job.model_seconds += seconds
         self._planner.copies, self._moves = [], []
         self.forward_s += seconds
-        self.num_steps += 1
+        self.num_steps += num_passes
         self.num_shallow_steps += shallow is not None
-        self.num_rows += len(step.input_ids)
-        has_exit = shallow is not None and shallow.exit is not None
-        rows = LogitRows(logits, shallow.known_ids if shallow is not None and has_exit else self._known_ids)
+        num_rows = len(step.input_ids)
+        self.num_rows += num_rows + (num_passes - 1) * len(chunks)
         first = 0
         jobs = [self._table[chunk.sequence_id].job for chunk in chunks]
-        for chunk, part in zip(chunks, parts, strict=True):
+        for index, (chunk, part) in enumerate(zip(chunks, parts, strict=True)):
             if chunk.sequence_id in self._table:  # not a branch that ended a moment ago
                 sequence = self._table[chunk.sequence_id]
-                self._advance(sequence, part, len(step.input_ids), seconds)
-                self._deliver(sequence, rows.part(first, first + part.num_logits), part.parents is not None)
+                self._advance(sequence, part, num_rows, seconds / num_passes)
+                if isinstance(found, Best):
+                    self._deliver_best(sequence, found.ids[:, index].tolist(), float(found.tops[-1, index]))
+                else:
+                    self._deliver(sequence, found.part(first, first + part.num_logits), part.parents is not None)
             first += part.num_logits
         for job in jobs:
             if job is not None and job.spawned:
                 self._attach_spawned(job)
         return True
+
+    def _rows(self, step: StepInput, shallow: Shallow | None) -> LogitRows:
+        """The logits of one pass."""
+        logits = self._runner.forward(step)
+        if shallow is None:
+            best = None if self._finder is None else self._finder.best
+            return LogitRows(logits, self._known_ids, None if best is None else (best.ids, best.tops))
+        if shallow.exit is None:
+            return LogitRows(logits, self._known_ids)
+        return LogitRows(shallow.exit(logits), shallow.known_ids)
+
+    def _num_passes(self, chunks: list[Chunk]) -> int:
+        """How many passes may be made at once, with the pages for them reserved: as many as every call wants."""
+        if self._decoder is None or self._known_ids is not None or self._moves or self.stop[0]:
+            return 1
+        wanted = []
+        for chunk in chunks:
+            sequence = self._table[chunk.sequence_id]
+            job = sequence.job
+            assert job is not None
+            if job.pending or chunk.end < len(sequence.ids) or job.first_logit < chunk.end - 1:
+                return 1
+            if job.shallow is not None or job.deadline_s is not None:
+                return 1
+            wanted.append(job.num_greedy())
+        num_passes = min(wanted)
+        if num_passes < 2 or self.kv.num_free < len(chunks) * (1 + num_passes // self.kv.page_tokens):
+            return 1
+        for chunk in chunks:
+            copies = self.kv.reserve(chunk.sequence_id, chunk.end + num_passes - 1)
+            if copies is None:
+                return 1
+            self._planner.copies.extend(copies)
+        return num_passes
 
     def _part(self, chunk: Chunk) -> Part:
         sequence = self._table[chunk.sequence_id]
@@ -281,6 +335,30 @@ class Batch:
             next_id = None
         if is_tree:
             self._prune(sequence, job)
+        self._go_on(sequence, job, next_id)
+
+    def _deliver_best(self, sequence: Sequence, ids: list[int], top: float) -> None:
+        """Give a call the likeliest ids of several passes; `top` is the logit of the last one."""
+        job = sequence.job
+        if job is None:
+            return
+        self.kv.advance(sequence.sequence_id, ids[:-1])
+        sequence.ids.extend(ids[:-1])
+        try:
+            check_best(top)
+            next_id = job.on_best(ids)
+        except BadLogits as error:
+            self._scrub(sequence)
+            job.fail(error)
+            next_id = None
+        except Exception as error:
+            log.exception("sampling failed")
+            job.fail(error)
+            next_id = None
+        self._go_on(sequence, job, next_id)
+
+    def _go_on(self, sequence: Sequence, job: Job, next_id: int | None) -> None:
+        """Feed the id that a call wants to run next; without one the call has ended."""
         if next_id is None:
             self._commit_decided(sequence, job)
             self._table.detach(sequence)

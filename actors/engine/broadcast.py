@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 from actors.engine.jobs import NoFeatures
-from actors.engine.step import Int32s, KeepsFeatures, ModelRunner, StepInput
+from actors.engine.step import Best, FindsBest, Int32s, KeepsFeatures, ModelRunner, StepInput
 from actors.messages import Halves
+from actors.priority import step_back
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,11 @@ class BroadcastRunner:
             raise NoFeatures("this model keeps no features: give it feature_layers")
         return self._local.features_at(slots)
 
+    @property
+    def best(self) -> Best | None:
+        """See `FindsBest`."""
+        return self._local.best if isinstance(self._local, FindsBest) else None
+
     def forward(self, step: StepInput) -> torch.Tensor:
         """Logits of `step.logit_rows`: [num_logits, vocab_size] float32 on CPU."""
         # Only rank 0 reads logits: unless the ranks share the output head, the others skip it.
@@ -241,6 +247,7 @@ def follow(
     local: ModelRunner, channel: Channel, step_timeout_s: float, on_failure: Callable[[str], None] = die,
 ) -> None:
     """Repeat rank 0's steps until it says stop; blocks. Every failure ends in `on_failure`."""
+    step_back()
     watchdog = Watchdog(step_timeout_s, on_failure)
     try:
         while True:

@@ -15,6 +15,7 @@ from actors.engine.jobs import Job, ReplicaFull, StaleCall
 from actors.engine.shallow import Shallow
 from actors.engine.step import KeepsFeatures, ModelRunner, Prepares, TakesFeatures
 from actors.messages import Ids, ReplicaStats
+from actors.priority import step_back
 from actors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Engine:
                 job.fail(ReplicaFull(f"{self._max_waiting} calls wait for this replica already; add replicas"))
             return
         self._commands.put(partial(self._admit, job))
+        self._batch.stop[0] = 1
         if self._ended:
             self._drain_commands(None)
 
@@ -146,6 +148,7 @@ class Engine:
     # The engine's thread
 
     def _loop(self) -> None:
+        step_back()
         wait_s: float | None = _IDLE_WAIT_S
         while not self._stopping:
             self._drain_commands(wait_s)
@@ -154,6 +157,9 @@ class Engine:
                 wait_s = _IDLE_WAIT_S
             else:
                 self._gather()
+                self._batch.stop[0] = 0  # a call that comes from here on sets it again
+                if not self._commands.empty():
+                    self._batch.stop[0] = 1
                 wait_s = None if self._guarded(self._batch.step) else _STUCK_WAIT_S
         for sequence_id in self._batch.sequence_ids:
             self._guarded(partial(self._batch.close, sequence_id))

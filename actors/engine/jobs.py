@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,17 @@ class Job(abc.ABC):
         A tree is run in one step, and is gone after the decision but for `path`, which is then as if fed as a chain.
         """
         return None
+
+    def num_greedy(self) -> int:
+        """Passes whose likeliest id this job would take and feed to the next one, whatever it is; 1: it wants to look.
+
+        As many, or fewer, may be made at once: then `on_best` is called instead of `on_logits`.
+        """
+        return 1
+
+    def on_best(self, ids: Sequence[int]) -> int | None:
+        """The likeliest ids of so many passes, one at least, each fed to the next one; answers as `on_logits` does."""
+        raise NotImplementedError(f"{type(self).__name__} looks at every pass")
 
     def recall(self, notes: object | None, num_common: int) -> object | None:
         """The sequence has been found: `notes` are what its last call left here. Returns what to leave instead.

@@ -122,6 +122,45 @@ class ModelRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The likeliest id of each row, the smallest on ties, and its logit, which is NaN where any of the row is."""
+
+    ids: Int32s  # [num_rows], of several passes [num_passes, num_rows]
+    tops: npt.NDArray[np.float32]  # alike
+
+
+@runtime_checkable
+class FindsBest(Protocol):
+    """A `ModelRunner` that looks for the likeliest ids while it has the logits at hand."""
+
+    @property
+    def best(self) -> Best | None:
+        """Of the rows that the last `forward` answered; None: nobody looked."""
+        ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A `ModelRunner` that can make several passes in one call, each fed with what the one before found likeliest.
+
+    Between two passes of a small model, what Python does would take a third as long as a pass.
+    """
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this one can."""
+        ...
+
+    def decode(self, step: StepInput, num_passes: int, stop: Int32s) -> Best:
+        """Up to `num_passes` passes: `step`, which wants logits of the last row of each sequence, then a row of each.
+
+        `step.pages` have room for all of it. Fewer passes, but one at least, when `stop` [1] is set to 1 meanwhile, and
+        after a pass that found a logit that is no finite number.
+        """
+        ...
+
+
 @runtime_checkable
 class TakesFeatures(Protocol):
     """A `ModelRunner` whose rows read, beside their token, a state of the position before (EAGLE, 2401.15077).

@@ -20,10 +20,12 @@ class _Best:
     torch on a CPU.
     """
 
-    def __init__(self, values: Floats32) -> None:
+    def __init__(
+        self, values: Floats32, ids: npt.NDArray[np.int32] | None = None, tops: Floats32 | None = None
+    ) -> None:
         self._values = values
-        self._ids: list[int] | None = None
-        self._tops: list[float] = []
+        self._ids: list[int] | None = None if ids is None else ids.tolist()
+        self._tops: list[float] = [] if tops is None else tops.tolist()
 
     def at(self, row: int) -> tuple[int, float]:
         if self._ids is None:
@@ -45,13 +47,17 @@ class LogitRows:
 
     __slots__ = ("_best", "_start", "_stop", "_values", "support")
 
-    def __init__(self, logits: torch.Tensor, support: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, logits: torch.Tensor, support: npt.NDArray[np.int64] | None = None,
+        best: tuple[npt.NDArray[np.int32], Floats32] | None = None,
+    ) -> None:
+        """`best`: of each row, the likeliest id and its logit as `best` and `top` would find them."""
         if logits.ndim != 2:
             raise ValueError(f"logits need the shape [rows, vocabulary], got {tuple(logits.shape)}")
         if logits.requires_grad or logits.dtype is not torch.float32 or not logits.is_cpu:
             logits = logits.detach().float().cpu()
         self._values: Floats32 = logits.numpy()
-        self._best = _Best(self._values)
+        self._best = _Best(self._values) if best is None else _Best(self._values, *best)
         self.support = support
         self._start, self._stop = 0, len(self._values)
 

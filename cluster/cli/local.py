@@ -58,6 +58,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_SERVE_PROXY_USE_GRPC", "1")
     os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
     os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", "1")
+    # Not Ray's 15: the threads that compute step back by themselves, so that those that carry calls run at once.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     for name, port in zip(("METRICS", "STATS"), free_ports(2), strict=True):  # or the next service could not have them
         os.environ.setdefault(f"RAY_SERVE_HAPROXY_{name}_PORT", str(port))
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives

@@ -25,7 +25,7 @@ from actors.engine.native.library import (
 from actors.engine.native.step import NativeStep
 from actors.engine.native.weights import PackedWeight, pack_weight
 from actors.engine.plane import WithPlane, make_plane
-from actors.engine.step import StepInput
+from actors.engine.step import Best, Int32s, StepInput
 from actors.spec import ModelSpec
 
 
@@ -95,6 +95,7 @@ class FusedRunner(WithPlane):
         by_shape = {(h.num_heads, h.num_kv_heads, h.head_dim): h for h in (layer.heads for layer in self._layers)}
         self._kinds_of_heads = list(by_shape.values())
         self._workspace = self._make_workspace(spec.max_batch_tokens)
+        self.best: Best | None = None
 
     def forward(self, step: StepInput, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
         """One packed pass: logits of `step.logit_rows`, [num_logits, vocab_size] float32 (on rank 0; else none), or
@@ -103,6 +104,57 @@ class FusedRunner(WithPlane):
         `inputs_embeds`: [num_rows, hidden] float32 in place of the embeddings of the tokens, which are not looked at.
         Raises `RankLate` when another rank hangs.
         """
+        native = self._prepared(step)
+        if inputs_embeds is not None:
+            if inputs_embeds.shape != (len(step.input_ids), self._model.hidden):
+                raise ValueError(f"inputs_embeds {tuple(inputs_embeds.shape)} are no row for each of the step's rows")
+            inputs_embeds = inputs_embeds.float().contiguous()
+            native.args.inputs_embeds = inputs_embeds.data_ptr()
+        leads = self._exchange is None or self._exchange.rank == 0
+        width = self._model.hidden if step.wants_hidden else self.vocab_size
+        num_logits = len(step.logit_rows) if leads else 0
+        logits = torch.empty(num_logits, width)
+        self.best = None
+        best = Best(np.empty(num_logits, np.int32), np.empty(num_logits, np.float32))
+        if num_logits and not step.wants_hidden:
+            native.args.best_ids, native.args.best_tops = address(best.ids), address(best.tops)
+            self.best = best
+        if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
+            raise RankLate("another tensor-parallel rank did not come to a sum in time")
+        return logits
+
+    def decode(self, step: StepInput, num_passes: int, stop: Int32s) -> Best:
+        """See `Decodes`. One rank alone can."""
+        if self._exchange is not None:
+            raise RuntimeError("several ranks decode one pass after another")
+        native, num = self._prepared(step), len(step.logit_rows)
+        every = np.arange(num + 1, dtype=np.int32)
+        after = step.kv_len + np.int32(num_passes)  # where the last pass may be: its scratch must do for all
+        following = StepInput(
+            input_ids=np.zeros(num, np.int32), positions=after - np.int32(2), slots=np.zeros(num, np.int32),
+            cu_query=every, kv_len=after - np.int32(1), pages=step.pages, cu_pages=step.cu_pages,
+            logit_rows=every[:-1], copies=np.empty((0, 2), np.int32),
+        )
+        further = NativeStep(following, self._page_tokens)
+        self._reserve_partials(further)
+        following.positions[:] = step.kv_len
+        logits = torch.empty(num, self.vocab_size)
+        best = Best(np.empty((num_passes, num), np.int32), np.empty((num_passes, num), np.float32))
+        made = self._library.decode(
+            self._model, native.args, further.args, self._workspace, logits.data_ptr(), num_passes,
+            address(best.ids), address(best.tops), address(stop),
+        )  # fmt: skip
+        if made < 1:
+            raise RuntimeError("decoding failed")
+        return Best(best.ids[:made], best.tops[:made])
+
+    @property
+    def decodes(self) -> bool:
+        """See `Decodes`."""
+        return self._exchange is None
+
+    def _prepared(self, step: StepInput) -> NativeStep:
+        """A step as the kernels read it, once its pages are as it wants them and there is scratch for it."""
         if len(step.moves):
             self.kv.move_slots(step.moves)
         if len(step.copies):
@@ -112,18 +164,8 @@ class FusedRunner(WithPlane):
         if len(step.input_ids) > self._workspace_rows:
             self._workspace = self._make_workspace(len(step.input_ids))
         native = NativeStep(step, self._page_tokens)
-        if inputs_embeds is not None:
-            if inputs_embeds.shape != (len(step.input_ids), self._model.hidden):
-                raise ValueError(f"inputs_embeds {tuple(inputs_embeds.shape)} are no row for each of the step's rows")
-            inputs_embeds = inputs_embeds.float().contiguous()
-            native.args.inputs_embeds = inputs_embeds.data_ptr()
         self._reserve_partials(native)
-        leads = self._exchange is None or self._exchange.rank == 0
-        width = self._model.hidden if step.wants_hidden else self.vocab_size
-        logits = torch.empty(len(step.logit_rows) if leads else 0, width)
-        if self._library.forward(self._model, native.args, self._workspace, logits.data_ptr()) != 0:
-            raise RankLate("another tensor-parallel rank did not come to a sum in time")
-        return logits
+        return native
 
     def _layer(self, layer: LayerAnatomy, index: int, weights: str, rope: _Rope) -> LayerArgs:
         qkv, gate_up = (layer.query, layer.key, layer.value), (layer.gate, layer.up)

@@ -47,7 +47,7 @@ class StepArgs(Structure):
         ("logit_rows", c_void_p), ("group_rows", c_void_p), ("group_pages", c_void_p),
         ("forks", c_void_p), ("tails", c_void_p), ("tail_slots", c_void_p),
         ("layers", c_void_p), ("num_layers", c_int32), ("wants_hidden", c_int32),
-        ("inputs_embeds", c_void_p),
+        ("inputs_embeds", c_void_p), ("best_ids", c_void_p), ("best_tops", c_void_p),
     ]  # fmt: skip
 
 
@@ -117,6 +117,11 @@ def library() -> Any:
     lib.has_vnni.restype = c_int32
     lib.forward.restype = c_int32
     lib.forward.argtypes = [POINTER(ModelArgs), POINTER(StepArgs), POINTER(WorkspaceArgs), c_void_p]
+    lib.decode.restype = c_int32
+    lib.decode.argtypes = [
+        POINTER(ModelArgs), POINTER(StepArgs), POINTER(StepArgs), POINTER(WorkspaceArgs), c_void_p, c_int32,
+        *[c_void_p] * 3,
+    ]  # fmt: skip
     lib.matmul.restype = None
     lib.matmul.argtypes = [POINTER(LinearArgs), c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     lib.paged_attention.restype = None

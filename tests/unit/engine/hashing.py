@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from actors.engine.batch import Batch
-from actors.engine.step import StepInput
+from actors.engine.step import Best, Int32s, StepInput
 from actors.messages import Ids
 from actors.spec import ModelSpec
 from tests.unit.engine.fakes import VOCAB, Clock, Runner
@@ -52,6 +53,32 @@ class Hashing:
             assert (held >= 0).all()
             logits[out, next_id(held[_seen(step, s, int(row))])] = 1.0
         return logits
+
+
+class Decoding(Hashing):
+    """One that makes several passes in a call; `most` ends some calls early, as a call that waits would."""
+
+    decodes = True
+
+    def __init__(self, num_pages: int, page_tokens: int, most: Iterator[int]) -> None:
+        super().__init__(num_pages, page_tokens)
+        self._most = most
+        self.num_calls = 0
+
+    def decode(self, step: StepInput, num_passes: int, stop: Int32s) -> Best:
+        """Pass by pass."""
+        self.num_calls += 1
+        ids: list[Ids] = []
+        for _ in range(min(num_passes, next(self._most))):
+            ids.append(self.forward(step).argmax(-1).numpy().astype(np.int32))
+            positions = step.kv_len
+            every = np.arange(len(positions) + 1, dtype=np.int32)
+            pages = step.pages[step.cu_pages[:-1] + np.minimum(positions // self._page, np.diff(step.cu_pages) - 1)]
+            step = StepInput(
+                ids[-1], positions, pages * self._page + positions % self._page, every, positions + 1, step.pages,
+                step.cu_pages, every[:-1], np.empty((0, 2), np.int32),
+            )
+        return Best(np.array(ids), np.ones((len(ids), len(step.kv_len)), np.float32))
 
 
 def _seen(step: StepInput, s: int, row: int) -> Ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from actors.messages import Context, Draft, Ids, Verdict
 from actors.sampling.params import SamplingParams
 from actors.verifier import VerifyJob
 from tests.unit.engine.fakes import VOCAB, Decode, call, run
-from tests.unit.engine.hashing import Hashing, make, next_id
+from tests.unit.engine.hashing import Decoding, Hashing, make, next_id
 
 
 @dataclass
@@ -116,11 +117,12 @@ def test_text_is_the_models_and_every_call_is_answered_however_little_memory_the
     assert batch.kv.num_free == num_pages
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_drafts_are_the_models_under_pressure_too(seed: int) -> None:
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), several_passes=st.booleans())
+def test_drafts_are_the_models_under_pressure_too(seed: int, several_passes: bool) -> None:
     rng = np.random.default_rng(seed)
-    batch, clock, _ = make(Hashing(10, 8), page_tokens=8, kv_tokens=80, max_batch_tokens=int(rng.integers(2, 40)))
+    runner = Decoding(10, 8, iter(lambda: int(rng.integers(1, 6)), 0)) if several_passes else Hashing(10, 8)
+    batch, clock, _ = make(runner, page_tokens=8, kv_tokens=80, max_batch_tokens=int(rng.integers(2, 40)))
     jobs, wanted = [], []
     for i in range(6):
         ids = rng.integers(0, VOCAB, int(rng.integers(1, 70))).astype(np.int32)
@@ -138,6 +140,40 @@ def test_drafts_are_the_models_under_pressure_too(seed: int) -> None:
             break
     assert [job.future.result().tokens.tolist() for job in jobs] == wanted
     batch.kv.check_integrity()
+
+
+def test_greedy_drafts_take_their_passes_at_once_unless_a_call_waits_or_somebody_looks_at_every_pass() -> None:
+    runner = Decoding(20, 16, itertools.repeat(9))
+    batch, clock, _ = make(runner, kv_tokens=320)
+
+    def drafts(name: str, sampling: SamplingParams) -> DraftJob:
+        return DraftJob(Context(name, 0, np.arange(12, dtype=np.int32), 12, 12, sampling, 1), 5, 0, 64)
+
+    first, second = drafts("a", SamplingParams()), drafts("b", SamplingParams())
+    batch.attach(first)
+    batch.attach(second)
+    batch.step()
+    assert (runner.num_calls, batch.num_steps) == (1, 5)
+    assert first.future.result().tokens.tolist() == second.future.result().tokens.tolist()
+    assert len(first.future.result().tokens) == 5
+    batch.attach(drafts("c", SamplingParams()))
+    batch.stop[0] = 1
+    batch.step()
+    assert (runner.num_calls, batch.num_steps) == (1, 6)
+    batch.stop[0] = 0
+    batch.step()
+    assert (runner.num_calls, batch.num_steps) == (2, 10)
+    for other in (SamplingParams(repetition_penalty=1.2), SamplingParams(temperature=1.0, seed=3)):
+        batch.attach(drafts("d", other))
+        batch.step()
+        assert runner.num_calls == 2
+        while batch.num_active:
+            batch.step()
+        batch.close("d")
+    for name in "abc":
+        batch.close(name)
+    batch.kv.check_integrity()
+    assert batch.kv.num_free == 20
 
 
 def test_the_oldest_sequence_is_never_preempted_and_preemptions_are_counted() -> None:

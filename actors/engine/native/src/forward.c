@@ -238,6 +238,42 @@ static void head(const Model *model, const Workspace *s, int64_t num, float *log
     }
 }
 
+/* The largest of a row's logits and its id, the smallest one on ties. A NaN comes through. */
+static void best_of(const float *row, int64_t num, int32_t *id, float *top) {
+    enum { WIDE = 64 };
+    float most[WIDE];
+    int32_t bad[WIDE] = {0}, any = 0;
+    for (int j = 0; j < WIDE; j++) most[j] = row[0];
+    int64_t i = 0;
+    for (; i + WIDE <= num; i += WIDE)
+        for (int j = 0; j < WIDE; j++) {
+            most[j] = row[i + j] > most[j] ? row[i + j] : most[j];
+            bad[j] |= row[i + j] != row[i + j];
+        }
+    float best = row[0];
+    for (int j = 0; j < WIDE; j++) {
+        if (most[j] > best) best = most[j];
+        any |= bad[j];
+    }
+    for (; i < num; i++) {
+        if (row[i] > best) best = row[i];
+        any |= row[i] != row[i];
+    }
+    *id = 0;
+    if (any || best != best) {
+        *top = NAN;
+        return;
+    }
+    for (i = 0; i + WIDE <= num; i += WIDE) {
+        int32_t found = 0;
+        for (int j = 0; j < WIDE; j++) found |= row[i + j] == best;
+        if (found) break;
+    }
+    while (row[i] != best) i++;
+    *id = (int32_t)i;
+    *top = best;
+}
+
 /* Logits [num_logits, vocab] of the step's logit rows, or their residual stream [num_logits, hidden] if the step wants
  * that. 0, or -1: a rank did not come to a sum in time. */
 int forward(const Model *model, const Step *step, const Workspace *s, float *logits) {
@@ -320,9 +356,43 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
                         *y = model->logit_cap * tanhf(*y / model->logit_cap);
                     }
             }
+            if (step->best_ids && (!model->exchange || model->exchange->rank == 0) && !failed) {
+                const int64_t vocab = model->exchange ? model->head_parts[model->exchange->num_ranks] : model->head.num_out;
+                meet(team);
+                for (int64_t i = thread; i < step->num_logits; i += threads)
+                    best_of(logits + i * vocab, vocab, step->best_ids + i, step->best_tops + i);
+            }
         }
     }
     return failed ? -1 : 0;
+}
+
+/* Greedy decoding: up to `num_passes` passes in one call, each of the rows' likeliest ids fed to the next one. `first`
+ * wants the logits of one row of each sequence; `next` is a row of each, whose `positions` are those after `first` and
+ * whose ids and slots are filled in here. ids, tops [num_passes, num_logits]. Ends early after a pass with a logit that
+ * is no number, or when `stop` is set meanwhile. Passes made, or -1 as above. For one rank. */
+int decode(const Model *model, Step *first, Step *next, const Workspace *s, float *logits, int32_t num_passes,
+           int32_t *ids, float *tops, const int32_t *stop) {
+    const int64_t num = first->num_logits;
+    const int32_t page = next->page_tokens;
+    int32_t *const input = (int32_t *)next->input_ids, *const positions = (int32_t *)next->positions;
+    int32_t *const slots = (int32_t *)next->slots;
+    for (int32_t pass = 0; pass < num_passes; pass++) {
+        Step *const step = pass ? next : first;
+        if (pass)
+            for (int64_t i = 0; i < num; i++) {
+                if (pass > 1) positions[i]++;
+                input[i] = ids[(pass - 1) * num + i];
+                slots[i] = next->pages[next->group_pages[i] + positions[i] / page] * page + positions[i] % page;
+            }
+        step->best_ids = ids + pass * num;
+        step->best_tops = tops + pass * num;
+        if (forward(model, step, s, logits)) return -1;
+        for (int64_t i = 0; i < num; i++)
+            if (!isfinite(tops[pass * num + i])) return pass + 1;
+        if (__atomic_load_n(stop, __ATOMIC_RELAXED)) return pass + 1;
+    }
+    return num_passes;
 }
 
 /* The parts alone, for models whose layers run in the framework. */

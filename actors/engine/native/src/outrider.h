@@ -55,6 +55,8 @@ typedef struct {
     const int32_t *layers;                        /* [num_layers] those that run, ascending; NULL: all */
     int32_t num_layers, wants_hidden;             /* the latter: answer the residual stream instead of logits */
     const float *inputs_embeds;                   /* [num_rows, hidden] instead of looking tokens up; NULL: look up */
+    int32_t *best_ids;                            /* [num_logits] where to put each row's likeliest id; NULL: nowhere */
+    float *best_tops;                             /* [num_logits] its logit; NaN if any of the row is */
 } Step;
 
 #define GROUP_ROWS 8
