@@ -60,6 +60,8 @@ async def generate(
                 await _close(climb)  # before yielding: the client may read slowly or never come back
             else:  # nor does the next round wait for whatever is done with this one's tokens
                 upcoming = asyncio.ensure_future(next_round())
+                await asyncio.sleep(0)  # it makes its first call
+                await asyncio.sleep(0)  # which leaves, with those of the sequences that were answered together with this
             yield event
             if event.ends_with_stop:
                 yield finish(FinishReason.STOP, int(event.token_ids[-1]))
