@@ -58,6 +58,8 @@ class Context:
     round: int  # grows with every call of this sequence; stale calls are refused, noise is keyed by it
     features: Features | None = None  # propose: of the target, up to the position before the last token
     features_from: int = -1  # verify: answer the features from this position on; -1: none are wanted
+    num_plain: int = 1  # verify: without a draft, decode up to so many tokens; their noise is keyed by `round`, `round`
+    # + 1, ...
 
     @property
     def num_tokens(self) -> int:
@@ -186,11 +188,13 @@ class TokenLogprobs:
 class Verdict:
     """Outcome of one verify pass: accepted draft tokens followed by exactly one token of the verifier.
 
+    Without a draft there may be several of the latter (`Context.num_plain`), all of them plain.
+
     A verdict of a middle tier is a legal draft for the next one (`as_draft`): its tokens are
     distributed as that tier's model.
     """
 
-    tokens: Ids  # [num_accepted + 1]; empty if `error` or `prefix_missing`
+    tokens: Ids  # [num_accepted + num_own]; empty if `error` or `prefix_missing`
     num_accepted: int
     num_draft: int  # draft tokens checked
     last: Origin  # RECOVERED, BONUS or PLAIN
@@ -215,6 +219,11 @@ class Verdict:
     rejected: bool = False  # with `error`: this model cannot serve such a request at all (e.g. it is too long)
     features: Features | None = None  # from `Context.features_from` to the last accepted token
     num_relaxed: int = 0  # accepted tokens that only a lossy policy has kept (`SamplingParams.lossy`)
+
+    @property
+    def num_own(self) -> int:
+        """The verifier's own tokens, each of a pass."""
+        return len(self.tokens) - self.num_accepted
 
     @property
     def last_node(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -56,6 +57,7 @@ class VerifyJob(Job):
         self._want_laws = want_laws
         self._num_fed = len(self._ids)
         self._fed = self._ids
+        self._run: list[VerifiedTree] = []  # of a plain call for several tokens: those decided so far
         self._nodes: npt.NDArray[np.int64] = np.arange(len(self._ids))  # of a tree: those that were not clipped away
         if self._parents is not None:
             try:
@@ -137,11 +139,17 @@ class VerifyJob(Job):
             self._refuse_draft(error)
             self._laws = None
             verified = self._decide(logits.part(0, 1), history_ids)
+        if not self._num_fed and self._is_run():
+            self._run.append(verified)
+            last = int(verified.tokens[0])
+            if len(self._run) < context.num_plain and last not in context.sampling.eos_ids:
+                return last
+            verified = _joined(self._run)
         path: tuple[int, ...] | None = None
         if self._parents is not None:
             self.path = verified.path
             path = tuple(self._nodes[list(verified.path)].tolist())  # as the drafter numbers them
-        self.num_decided = context.num_tokens + verified.num_accepted
+        self.num_decided = context.num_tokens + len(verified.tokens) - 1
         features = None
         if context.features_from >= 0:
             accepted = context.num_tokens + np.array(verified.path, np.int32)
@@ -170,8 +178,14 @@ class VerifyJob(Job):
             decide = partial(verify_tree, want_laws=self._want_laws, law_support=self._law_support)
         return decide(
             draft_ids=self._ids, parents=self._parents, laws=self._laws, logits=logits, params=context.sampling,
-            history_ids=history_ids, num_prompt_tokens=context.num_prompt_tokens, tier=self._tier, round=context.round,
+            history_ids=history_ids, num_prompt_tokens=context.num_prompt_tokens, tier=self._tier,
+            round=context.round + len(self._run),
         )
+
+    def _is_run(self) -> bool:
+        """Whether several plain tokens are wanted, and nothing that comes with one alone."""
+        context = self.context
+        return context.num_plain > 1 and not len(self._ids) and not self._want_laws and context.features_from < 0
 
     def fail(self, error: Exception) -> None:
         """An error verdict; a missing prefix is told apart, for it only asks for a fuller call.
@@ -192,6 +206,12 @@ class VerifyJob(Job):
                     verify_seconds=self.seconds, draft_error=self._draft_error,
                 )
             )
+
+
+def _joined(run: Sequence[VerifiedTree]) -> VerifiedTree:
+    """The plain tokens of several passes as one verdict."""
+    logprobs = None if run[0].logprobs is None else tuple(each for v in run for each in v.logprobs or ())
+    return replace(run[-1], tokens=np.concatenate([v.tokens for v in run]), logprobs=logprobs)
 
 
 def concat_drafts(drafts: Sequence[Draft]) -> tuple[Ids, Laws | None, tuple[int, ...]]:

@@ -290,6 +290,10 @@ class SpeculationConfig(Section):
     tree: TreeConfig | None = Field(None, description="null: drafts are chains")
     max_lookahead: Positive = Field(16, description="upper bound of k, tokens")
     draft_timeout_s: Seconds = Field(2.0, description="a round goes on plain after waiting this long, s")
+    plain_tokens: Positive = Field(
+        4, description="where 8 requests or more run and nobody drafts, the target sends so many tokens at once; 1: "
+        "each as soon as it is there, tokens",
+    )
     law_support: Annotated[int, Field(ge=0)] = Field(64, description="drafts are drawn from top-m; 0: all")
     block_verification: bool = Field(True, description="unseeded sampling: judge blocks, not single tokens")
     lossy: LossyConfig | None = Field(

@@ -22,6 +22,7 @@ from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.notes import RoundNotes
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.rider import Rider
+from cluster.coordinator.runs import run_tokens
 from cluster.coordinator.sequence import Held, Sequence
 from cluster.coordinator.tier import (
     NO_TOKENS,
@@ -74,6 +75,8 @@ class Climb:
         self._sent_at = 0.0  # when the latest pass of the target was
         self._degraded = False  # in this round
         self._num_target_losses = 0
+        ladder.open_requests.num += 1
+        self._is_open = True
 
     @property
     def holds(self) -> Seq[Hold]:
@@ -295,8 +298,8 @@ class Climb:
             if lease is None:
                 raise ReplicaLost(f"tier {hold.index} has no replica")
             context = self._sequence.context(hold.held, pending)
-            if self._courier is not None and hold is self._holds[-1]:
-                context = self._courier.asks(context)
+            if hold is self._holds[-1]:
+                context = self._asked_of_target(context, pieces)
             proposal = self._proposal if pieces and not isinstance(pieces[-1], Draft) else None
             on_sent = partial(self._sent, context.round, pieces) if hold is self._holds[-1] else _nothing
             if step is None:
@@ -338,6 +341,18 @@ class Climb:
                     tree = await proposal.handle.fetch()  # the verifier had it, so it is here
                 self._notes.judged(self._plan.rungs[-1] if self._plan.rungs else 0, hold.index, verdict, tree)
             return verdict
+
+    def _asked_of_target(self, context: Context, pieces: list[Piece]) -> Context:
+        """With what is wanted of the target beside its verdict on `pieces`."""
+        if self._courier is not None:
+            return self._courier.asks(context)
+        if pieces or self._plan.rungs:
+            return context
+        most, sequence = self._settings.plain_tokens, self._sequence
+        num_plain = run_tokens(most, self._ladder.open_requests.num, sequence.remaining)
+        for _ in range(1, num_plain):
+            sequence.next_round()  # each of its passes has noise of its own
+        return replace(context, num_plain=num_plain) if num_plain > 1 else context
 
     def _sent(self, verify_round: int, pieces: list[Piece]) -> None:
         """A pass of the target is on its way."""
@@ -381,7 +396,8 @@ class Climb:
                 f"the model of tier {index} cannot go on with this request: {verdict.error}",
                 FailureCode.INVALID if verdict.rejected else FailureCode.INTERNAL,
             )
-        if len(verdict.tokens) != verdict.num_accepted + 1 or verdict.num_accepted > verdict.num_draft:
+        is_run = verdict.num_draft == 0 and verdict.num_own > 1
+        if (verdict.num_own != 1 and not is_run) or verdict.num_accepted > verdict.num_draft:
             raise GenerationFailed(
                 f"tier {index} answered {len(verdict.tokens)} tokens for {verdict.num_accepted} accepted of "
                 f"{verdict.num_draft} drafted: check that all pools run the same version"
@@ -416,7 +432,10 @@ class Climb:
         return CallBounds(0.0, 0.0, self._request.deadline, self._clock).left_s()
 
     async def close(self) -> None:
-        """Give every lease back, whatever happens to the others."""
+        """Give every lease back, whatever happens to the others. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._ladder.open_requests.num -= 1
         self._planner.close(self._control)
         self._rider.close()
         await asyncio.gather(*(hold.close() for hold in self._holds), return_exceptions=True)

@@ -34,7 +34,8 @@ class FigureCounter:
 
     def count_round(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
         """Add a committed round: `event` is what was left of `verdict` after the cut."""
-        self._rounds += 1
+        num_passes = max(1, len(event.token_ids) - verdict.num_accepted)  # each of a run's plain tokens is a round
+        self._rounds += num_passes
         self._drafted += verdict.num_draft
         self._relaxed += verdict.num_relaxed
         num_positions = verdict.num_draft
@@ -55,7 +56,7 @@ class FigureCounter:
         self._wait_s += max(0.0, wall_s - verdict.draft_seconds - verdict.verify_seconds)
         model_s = verdict.draft_model_seconds + verdict.verify_model_seconds
         self._model_s += model_s
-        self._control_s.append(max(0.0, wall_s - model_s))
+        self._control_s += [max(0.0, wall_s - model_s) / num_passes] * num_passes
 
     def count_ahead(self, outcome: AheadOutcome) -> None:
         """What became of an enumeration."""

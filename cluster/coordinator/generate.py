@@ -60,8 +60,8 @@ async def generate(
                 await _close(climb)  # before yielding: the client may read slowly or never come back
             else:  # nor does the next round wait for whatever is done with this one's tokens
                 upcoming = asyncio.ensure_future(next_round())
-                await asyncio.sleep(0)  # it makes its first call
-                await asyncio.sleep(0)  # which leaves, with those of the sequences that were answered together with this
+                await asyncio.sleep(0)  # it makes its first call,
+                await asyncio.sleep(0)  # which leaves with those of the sequences that were answered together with this
             yield event
             if event.ends_with_stop:
                 yield finish(FinishReason.STOP, int(event.token_ids[-1]))
@@ -89,8 +89,8 @@ def cut(verdict: Verdict, max_tokens: int, stop_ids: frozenset[int]) -> TokenEve
     proposers += (0,) * (verdict.num_accepted - len(proposers))
     return TokenEvent(
         token_ids=ids,
-        origins=((Origin.ACCEPTED,) * verdict.num_accepted + (verdict.last,))[:length],
-        tiers=(*proposers, verdict.tier)[:length],
+        origins=((Origin.ACCEPTED,) * verdict.num_accepted + (verdict.last,) * verdict.num_own)[:length],
+        tiers=(*proposers, *(verdict.tier,) * verdict.num_own)[:length],
         logprobs=None if verdict.logprobs is None else verdict.logprobs[:length],
         ends_with_stop=stop_at is not None,
     )

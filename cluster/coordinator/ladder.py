@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from cluster.coordinator.control.planner import FixedPlanner, Planner
 from cluster.coordinator.pace import Pace
 from cluster.coordinator.request import GenerationRequest
+from cluster.coordinator.runs import OpenRequests
 from cluster.coordinator.settings import CoordinatorSettings
 from cluster.coordinator.tier import Tier
 
@@ -33,6 +34,7 @@ class Ladder:
     target_drafts: bool = False  # the target has tiers inline: it drafts for itself
     sends_features: bool = False  # tier 0 drafts from the target's features (`Courier`), in a pool of its own
     pace: Pace = field(default_factory=Pace)
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
 
     def __post_init__(self) -> None:
         num_middle = max(0, len(self.tiers) - 2)

@@ -62,10 +62,11 @@ class RoundNotes:
         if verdict is None:
             return RoundReport(plan, wall_s, ahead=self._ahead)
         flew = self._used_branch
+        num_passes = max(1, verdict.num_own)  # of a run of plain tokens, what one took
         return RoundReport(
-            plan, wall_s, tuple(self._checks), tuple(self._passes),
+            plan, wall_s / num_passes, tuple(self._checks), tuple(self._passes),
             below_s=0.0 if flew else verdict.draft_seconds, below_model_s=0.0 if flew else verdict.draft_model_seconds,
-            verify_s=verdict.verify_seconds, verify_model_s=verdict.verify_model_seconds,
+            verify_s=verdict.verify_seconds / num_passes, verify_model_s=verdict.verify_model_seconds / num_passes,
             ahead=self._ahead, used_branch=flew,
         )
 

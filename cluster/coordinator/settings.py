@@ -54,6 +54,8 @@ class CoordinatorSettings:
     avoid_slow_s: float = 2.0  # a replica that was late or answered an error
     release_timeout_s: float = 10.0  # how long the end of a request waits for its leases to go back
 
+    plain_tokens: int = 4  # that the target may decode by itself in one call, where many requests run
+
     overlap: OverlapSettings | None = None  # None: rounds are synchronous
     tree: TreeSettings | None = None  # None: drafts are chains
 
@@ -62,6 +64,8 @@ class CoordinatorSettings:
             value = getattr(self, name)
             if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"coordinator setting {name} is negative: set it to 0 or more")
+        if self.plain_tokens < 1:
+            raise ValueError(f"coordinator setting plain_tokens is {self.plain_tokens}: set it to 1 or more")
 
     def shape(self, lookahead: int) -> DraftShape:
         """Of a draft with no path longer than `lookahead`."""

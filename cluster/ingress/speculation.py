@@ -19,6 +19,7 @@ def coordinator_settings(config: Config) -> CoordinatorSettings:
     overlap, tree = speculation.overlap, speculation.tree
     return CoordinatorSettings(
         draft_timeout_s=speculation.draft_timeout_s, target_wait_s=config.limits.lease_timeout_s,
+        plain_tokens=speculation.plain_tokens,
         overlap=None if overlap is None else OverlapSettings(
             overlap.branches, overlap.guesses, overlap.tokens, overlap.siblings
         ),
