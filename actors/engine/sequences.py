@@ -102,7 +102,8 @@ class SequenceTable:
         Raises `PrefixMissing`, `StaleCall`, `SequenceRejected`, `ReplicaFull`; then nothing has changed.
         """
         context = job.context
-        self._check(context, len(job.draft_ids()), job.draft_parents())
+        draft = job.draft_ids()
+        self._check(context, len(draft), job.draft_parents())
         sequence = self._sequences.get(context.sequence_id)
         if job.fork is not None:
             sequence = self._branches.get(context.sequence_id) or self._open_branch(job.fork, context.sequence_id)
@@ -119,10 +120,14 @@ class SequenceTable:
         self._adopt(sequence, context)
         if job.fork is None and not job.extends:
             self._drop_provisional(sequence)
-        told = np.concatenate([context.tokens, job.draft_ids()])
+        told = _told(context, draft)
         common = context.start + _num_common(sequence.ids.view(context.start), told)
         sequence.notes = job.recall(sequence.notes, common)
-        self._rewind(sequence, job)
+        now = job.draft_ids()
+        if len(draft) or len(now):
+            told = _told(context, now)
+            common = context.start + _num_common(sequence.ids.view(context.start), told)
+        self._rewind(sequence, job, told, common)
         sequence.num_covered = sequence.whole(context.num_tokens)
         if job.num_whole is not None:
             sequence.num_whole = sequence.whole(job.num_whole)
@@ -293,19 +298,19 @@ class SequenceTable:
             self._kv.truncate(sequence.sequence_id, sequence.num_whole)
         sequence.notes = sequence.num_whole = None
 
-    def _rewind(self, sequence: Sequence, job: Job) -> None:
+    def _rewind(self, sequence: Sequence, job: Job, told: Ids, common: int) -> None:
         """Cut ids and KV to what they share with the context and draft, and put those in place.
+
+        `told` is both from the context's start on; the first `common` tokens of all are as the sequence has them.
 
         At least the context's last token (or the last one of the draft that is known) is run again: its logits are
         wanted. `[0, start)` needs no look: it is as the sequence holds it.
         """
-        context, draft = job.context, job.draft_ids()
-        new = np.concatenate([context.tokens, draft]) if len(draft) else context.tokens
-        common = _num_common(sequence.ids.view(context.start), new)
-        sequence.ids.cut(context.start + common)
-        sequence.ids.extend(new[common:])
+        context = job.context
+        sequence.ids.cut(common)
+        sequence.ids.extend(told[common - context.start :])
         held = self._kv.length(sequence.sequence_id)
-        keep = min(held, context.start + common, context.num_tokens - 1 + job.num_known)
+        keep = min(held, common, context.num_tokens - 1 + job.num_known)
         if keep < held:
             self._kv.truncate(sequence.sequence_id, keep)
 
@@ -322,6 +327,11 @@ def is_branch(sequence_id: str) -> bool:
 
 def _trunk_id(branch_id: str) -> str:
     return branch_id.partition(BRANCH_MARK)[0]
+
+
+def _told(context: Context, draft: Ids) -> Ids:
+    """The tokens of a context from its start on, and a draft after them."""
+    return np.concatenate([context.tokens, draft]) if len(draft) else context.tokens
 
 
 def _num_common(a: Ids, b: Ids) -> int:

@@ -238,6 +238,9 @@ class Climb:
         if target.lease is not None:
             await target.poll()  # moves on when the replica drains
             return
+        if not target.ever_leased and self._request.lookahead != 0:
+            for hold in self._holds[:-1]:
+                hold.start()  # all pools are asked at once
         wait_s, left_s = self._settings.target_wait_s, self._left_s()
         try:
             await target.acquire(wait_s if left_s is None else min(wait_s, left_s))

@@ -36,6 +36,13 @@ class Hold:
         self._failures = 0
         self._retry_at = float("-inf")
         self._full = False  # what the last try found
+        self._unasked = False  # a lease is under way that nobody has waited for yet
+
+    def start(self) -> None:
+        """Begin to seek a lease; the first `poll` waits for it as if it had begun it."""
+        if self.lease is None and self._leasing is None:
+            self._begin(self._clock())
+            self._unasked = True
 
     async def poll(self) -> Lease | None:
         """A lease if there is one now. A draining one serves until its successor is there."""
@@ -68,18 +75,23 @@ class Hold:
         if self._leasing is None:
             if now < self._retry_at:
                 return
-            if self.lease is not None:
-                self._avoid[self.lease.replica_id] = now + self._settings.avoid_lost_s
-            self._avoid = {replica: until for replica, until in self._avoid.items() if until > now}
-            self._leasing = asyncio.create_task(
-                self._tier.lease(self._sequence.sequence_id, frozenset(self._avoid), self._sequence.tokens)
-            )
+            self._leasing = self._begin(now)
             patient = True
-        if patient:
+        if patient or self._unasked:
+            self._unasked = False
             await asyncio.wait({self._leasing}, timeout=wait_s)
         if self._leasing.done():
             self._adopt(self._leasing)
             self._leasing = None
+
+    def _begin(self, now: float) -> asyncio.Task[Lease]:
+        if self.lease is not None:
+            self._avoid[self.lease.replica_id] = now + self._settings.avoid_lost_s
+        self._avoid = {replica: until for replica, until in self._avoid.items() if until > now}
+        self._leasing = asyncio.create_task(
+            self._tier.lease(self._sequence.sequence_id, frozenset(self._avoid), self._sequence.tokens)
+        )
+        return self._leasing
 
     def _adopt(self, leasing: asyncio.Task[Lease]) -> None:
         error = asyncio.CancelledError() if leasing.cancelled() else leasing.exception()
