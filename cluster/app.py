@@ -26,8 +26,12 @@ DRAIN_MARGIN_S = 30.0  # beyond the longest request
 
 def build(args: dict[str, Any]) -> serve.Application:
     """The application for these settings. Raises `ConfigError`, one line per mistake."""
-    config = load_config(args)
-    pools = [_pool(config, shared[-1]) for shared in config.processes]
+    return application(load_config(args))
+
+
+def application(config: Config, pool: type[Pool] = Pool) -> serve.Application:
+    """The application for settings that are checked; `pool`: the class of every tier's replicas."""
+    pools = [_pool(config, shared[-1], pool) for shared in config.processes]
     limits = config.limits
     # HTTP goes to what `Ingress.__serve_build_asgi_app__` returns. The class itself stays an importable one.
     ingress = _deployment(serve.ingress()(Ingress)).options(
@@ -87,9 +91,9 @@ def _logging() -> LoggingConfig:
     return LoggingConfig(enable_access_log=False)
 
 
-def _pool(config: Config, index: int) -> serve.Application:
+def _pool(config: Config, index: int, pool: type[Pool]) -> serve.Application:
     settings = pool_settings(config, index)
-    return _deployment(Pool).options(**pool_options(config, index)).bind(settings)
+    return _deployment(pool).options(**pool_options(config, index)).bind(settings)
 
 
 def _deployment(cls: type) -> serve.Deployment:

@@ -16,8 +16,13 @@ from actors.wire.frames import BadFrame, FrameProtocol, Kind
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
-# A peer whose machine vanished sends no end: the kernel asks after this silence, this often, this many times.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+SILENCE_S = 15.0
+NUM_PINGS = 3  # within that time
+# A peer whose machine vanished sends no end: the kernel asks after this silence, this often, this many times. What was
+# sent and is not acknowledged counts by itself (else the kernel would send it again for a quarter of an hour).
+KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 20_000),
+)
 
 
 class ChannelLost(Exception):
@@ -33,11 +38,19 @@ class CallRefused(CallFailed):
 
 
 class Channel(FrameProtocol):
-    """Calls to one actor, any number at once; answers come in any order."""
+    """Calls to one actor, any number at once; answers come in any order.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    While calls are under way the actor is asked whether it is there: one that stands still, or whose network does,
+    holds its connection open all the same. A pass may take its time, for the actor's event loop is not in it.
+    """
+
+    def __init__(self, endpoint: Endpoint, silence_s: float = SILENCE_S) -> None:
+        """`silence_s`: an actor that says nothing for so long while it has calls is lost."""
         super().__init__()
         self._endpoint = endpoint
+        self._silence_s = silence_s
+        self._heard_s = 0.0  # when the actor last said something, or the first of its calls was sent
+        self._watch: asyncio.TimerHandle | None = None  # while calls are under way
         self._nonce = secrets.token_bytes(access.NONCE_BYTES)
         self._challenged = False
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -46,14 +59,14 @@ class Channel(FrameProtocol):
         self._lost: ChannelLost | None = None
 
     @classmethod
-    async def connect(cls, endpoint: Endpoint) -> Channel:
+    async def connect(cls, endpoint: Endpoint, silence_s: float = SILENCE_S) -> Channel:
         """An open, mutually authenticated connection. Raises `ChannelLost`."""
         where = f"{endpoint.host}:{endpoint.port}"
         context = access.tls(ssl.Purpose.SERVER_AUTH)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(min(CONNECT_S, silence_s)):
                 transport, channel = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(endpoint), endpoint.host, endpoint.port, ssl=context
+                    lambda: cls(endpoint, silence_s), endpoint.host, endpoint.port, ssl=context
                 )
                 try:
                     await asyncio.shield(channel._ready)
@@ -80,7 +93,35 @@ class Channel(FrameProtocol):
         number, self._next = self._next, self._next + 1
         self._calls[number] = answer
         self.send(kind, number, payload)
+        if self._watch is None:
+            self._heard_s = self._loop.time()
+            self._look_again()
         return answer
+
+    def _look_again(self) -> None:
+        self._watch = self._loop.call_later(self._silence_s / NUM_PINGS, self._look)
+
+    def _look(self) -> None:
+        """Ask an actor that has been silent, and give one up that has been for too long."""
+        self._watch = None
+        self._calls = {number: answer for number, answer in self._calls.items() if not answer.done()}  # or abandoned
+        if self._lost is not None or not self._calls:
+            return
+        silent_s = self._loop.time() - self._heard_s
+        if silent_s >= self._silence_s:
+            logger.warning("an actor is given up: it has said nothing for %.1f s", silent_s)
+            self._fail(ChannelLost("its actor says nothing: it stands still or cannot be reached"))
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        if silent_s >= self._silence_s / (NUM_PINGS + 1):
+            self.send(Kind.PING, 0)
+        self._look_again()
+
+    def data_received(self, data: bytes) -> None:
+        """Whatever it is, the actor lives."""
+        self._heard_s = self._loop.time()
+        super().data_received(data)
 
     def close(self) -> None:
         """End the connection; calls under way end with `ChannelLost`."""
@@ -103,6 +144,8 @@ class Channel(FrameProtocol):
         """An answer, or the actor's part of the introduction."""
         if kind == Kind.HELLO:
             self._introduce(payload)
+            return
+        if kind == Kind.PONG:
             return
         answer = self._calls.pop(call, None)
         if answer is None or answer.done():
@@ -136,6 +179,9 @@ class Channel(FrameProtocol):
         if self._lost is not None:
             return
         self._lost = error
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         calls, self._calls = self._calls, {}
         futures: list[asyncio.Future[Any]] = [self._ready, *calls.values()]
         for future in futures:
@@ -147,7 +193,9 @@ class Channel(FrameProtocol):
 class Channels:
     """The open channels of this process, one per actor."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        """`silence_s`: see `Channel`."""
+        self._silence_s = silence_s
         self._channels: dict[Endpoint, asyncio.Task[Channel]] = {}
 
     async def open(self, endpoint: Endpoint) -> Channel:
@@ -155,7 +203,7 @@ class Channels:
         task = self._channels.get(endpoint)
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().lost)):
             self._forget_lost()
-            task = self._channels[endpoint] = asyncio.create_task(Channel.connect(endpoint))
+            task = self._channels[endpoint] = asyncio.create_task(Channel.connect(endpoint, self._silence_s))
         return await asyncio.shield(task)  # others may wait for it too
 
     def _forget_lost(self) -> None:

@@ -327,6 +327,9 @@ class LimitsConfig(Section):
     queue_timeout_s: Seconds = Field(30.0, description="longest wait for a place, here or at full replicas, s")
     max_stop_strings: Annotated[int, Field(ge=0)] = Field(16, description="stop strings of a request")
     request_timeout_s: Seconds = Field(600.0, description="longest life of a request, s")
+    silence_timeout_s: Seconds = Field(
+        15.0, description="a replica that does not even answer a ping for so long while it has work is lost, s",
+    )
     lease_timeout_s: Seconds = Field(180.0, description="longest wait for a replica, a rebuild included, s")
 
 

@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo, Verdict
+from actors.wire.checked import Unreadable
 from actors.wire.codec import (
     decode_draft,
     decode_enumeration,
@@ -31,7 +32,7 @@ from actors.wire.codec import (
     encode_verify_ahead,
 )
 from actors.wire.frames import Kind
-from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
+from cluster.channel import SILENCE_S, CallFailed, CallRefused, Channel, ChannelLost, Channels
 from cluster.coordinator.tier import (
     NO_TOKENS,
     DraftHandle,
@@ -54,6 +55,7 @@ RETRY_S = 0.05  # after all replicas refused; doubles
 MAX_RETRY_S = 0.5
 MAX_AVOIDED = 3  # ask again this often before taking an avoided replica: perhaps another one comes up
 CLOSE_TIMEOUT_S = 5.0
+SHUN_S = 10.0  # a replica that could not be reached is asked last for this long, by whichever sequence
 
 
 class RemoteDraft:
@@ -72,7 +74,7 @@ class RemoteDraft:
         """The draft. Raises `ReplicaLost` when its producer died."""
         try:
             return decode_draft(await asyncio.shield(self.payload))
-        except (ChannelLost, CallFailed) as error:
+        except (ChannelLost, CallFailed, Unreadable) as error:
             raise ReplicaLost(f"the draft's producer failed: {error}") from error
 
 
@@ -86,7 +88,7 @@ class RemoteEnumeration:
         """The enumeration. Raises `ReplicaLost` when its producer died."""
         try:
             return decode_enumeration(await self.payload)
-        except (ChannelLost, CallFailed) as error:
+        except (ChannelLost, CallFailed, Unreadable) as error:
             raise ReplicaLost(f"the enumeration's producer failed: {error}") from error
 
 
@@ -94,13 +96,16 @@ class RayLease:
     """A sequence's hold on one replica, kept by an open stream to its pool. Its calls go over a channel."""
 
     def __init__(
-        self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None
+        self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
+        """`learn` is told what the replica keeps, `lost` that its actor was lost."""
         self._sequence_id = sequence_id
         self._grant = grant
         self._stream = stream
         self._channel = channel
         self._learn = learn
+        self._lost = lost
         self._revoked = False
         self._released = False
         self._under_way: set[asyncio.Future[bytes]] = set()
@@ -187,12 +192,16 @@ class RayLease:
         try:
             answer = await self._call(kind, payload)
         except ChannelLost as error:
+            self._lost()
             raise ReplicaLost(f"{self.replica_id}: {error}") from error
         except CallRefused as error:
             raise NoRoom(f"{self.replica_id}: {error}") from error
         except CallFailed as error:
             raise ReplicaLost(f"{self.replica_id}: the call failed ({error})") from error
-        return decode_verdict(answer)
+        try:
+            return decode_verdict(answer)
+        except Unreadable as error:
+            raise ReplicaLost(f"{self.replica_id}: its answer cannot be read ({error})") from error
 
     def _call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
         answer = self._channel.call(kind, payload)
@@ -228,14 +237,18 @@ class RayTier:
 
     def __init__(
         self, handle: DeploymentHandle[Any], timeout_s: float = 60.0, *, full_timeout_s: float = 10.0,
-        prefixes: Prefixes | None = None,
+        prefixes: Prefixes | None = None, silence_s: float = SILENCE_S,
     ) -> None:
-        """`timeout_s` bounds a lease, a replica's rebuild included; `full_timeout_s` the wait for a place."""
+        """`timeout_s` bounds a lease, a replica's rebuild included; `full_timeout_s` the wait for a place.
+
+        `silence_s`: see `cluster.channel.Channel`.
+        """
         self._handle = handle.options(stream=True)
         self._timeout_s = timeout_s
         self._full_timeout_s = full_timeout_s
         self._prefixes = prefixes or LocalPrefixes()
-        self._channels = Channels()
+        self._channels = Channels(silence_s)
+        self._shunned: dict[str, float] = {}  # tags of replicas that could not be reached -> until when
 
     async def lease(
         self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
@@ -249,7 +262,8 @@ class RayTier:
         names = digests(tokens)
         shares = await self._prefixes.shares(names)
         while (left_s := search.left_s()) > 0:
-            preference = Preference(shares, search.refused | {_tag(replica) for replica in avoid})
+            last = self._out_of_reach() | {_tag(replica) for replica in avoid}
+            preference = Preference(shares, search.refused | last)
             stream: Any = self._handle.lease.remote(sequence_id, preference)
             kept = False
             try:
@@ -264,7 +278,9 @@ class RayTier:
                         kept = True
                         tag = _tag(first.replica_id)
                         self._prefixes.learn(names, tag)
-                        return RayLease(sequence_id, first, stream, channel, partial(self._learn, tag))
+                        return RayLease(
+                            sequence_id, first, stream, channel, partial(self._learn, tag), partial(self._shun, tag)
+                        )
             except TimeoutError:
                 search.reason = f"{search.reason}, none became free"
             except StopAsyncIteration:
@@ -273,12 +289,22 @@ class RayTier:
                 search.reason = _reason(error)
             except ChannelLost as error:
                 search.reason = str(error)
+                self._shun(_tag(first.replica_id))
                 logger.warning("%s cannot be called: %s", first.replica_id, error)
             finally:
                 if not kept:
                     stream.cancel()
             await search.pause()
         raise NoReplica(f"no replica within {self._timeout_s:.1f} s: {search.reason}")
+
+    def _shun(self, tag: str) -> None:
+        """This replica was out of reach just now: whoever asks next had better ask others first."""
+        self._shunned[tag] = time.monotonic() + SHUN_S
+
+    def _out_of_reach(self) -> frozenset[str]:
+        now = time.monotonic()
+        self._shunned = {tag: until for tag, until in self._shunned.items() if until > now}
+        return frozenset(self._shunned)
 
     def _learn(self, tag: str, held: Ids) -> None:
         self._prefixes.learn(digests(held), tag)

@@ -62,6 +62,7 @@ class Pool:
         self._leases: dict[str, tuple[int, asyncio.Event]] = {}  # lease -> generation; set when that is gone
         self._closing: set[asyncio.Task[str | None]] = set()
         self._draining = asyncio.Event()
+        self._mute: int | None = None  # generation of actors of which one did not answer when it was last asked
         self._group = make_group(settings, self._revoke)
         began = time.monotonic()
         await self._group.start()
@@ -96,12 +97,18 @@ class Pool:
             return Refused(f"{self._settings.name}: {self._tag} is draining", self._tag)
         if not self._group.alive():
             return Refused(f"{self._settings.name}: its actors are being rebuilt", self._tag)
+        if self._mute == self._group.generation:
+            return Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
         if len(self._leases) >= limit:
             return Refused(
                 f"{self._settings.name}: all {limit} sequences of {self._tag} are taken; "
                 "raise max_sequences or replicas.max", self._tag, full=True,
             )
         return None
+
+    async def _reached_at(self) -> Endpoint:
+        """Where a lease's calls go."""
+        return self._group.endpoint
 
     async def lease(
         self, sequence_id: str, preference: Preference | None = None
@@ -114,7 +121,7 @@ class Pool:
         if refusal is not None:
             yield refusal
             return
-        leader, endpoint = self._group.leader, self._group.endpoint
+        leader, endpoint = self._group.leader, await self._reached_at()
         generation, gone = self._group.generation, asyncio.Event()
         key = f"{sequence_id}/{time.monotonic_ns()}"
         self._leases[key] = (generation, gone)
@@ -125,6 +132,7 @@ class Pool:
             # A grant is a promise that the actor lives and will tell of the sequence's end, however early that comes:
             # calls with arguments may begin later than calls made after them, so the wait itself proves nothing.
             if not await _answers(leader.attend.remote(sequence_id)):
+                self._mute = generation  # whoever asks next need not wait; `check_health` looks again
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
             closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
@@ -169,7 +177,9 @@ class Pool:
         now = time.monotonic()
         if self._group.alive():
             self._last_alive = now
-            if not await self._group.check(ANSWER_S) and self._group.alive():
+            generation, answers = self._group.generation, await self._group.check(ANSWER_S)
+            self._mute = None if answers else generation
+            if not answers and self._group.alive():
                 raise RuntimeError(f"{self._settings.name}: an actor of {self._tag} does not answer")
         elif now - self._last_alive > self._rebuild_s:
             raise RuntimeError(f"{self._settings.name}: {self._tag} cannot rebuild its actors; see its log")

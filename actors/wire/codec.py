@@ -31,6 +31,7 @@ from actors.messages import (
 )
 from actors.sampling.params import SamplingParams
 from actors.sampling.policies import POLICIES, LossyPolicy
+from actors.wire.checked import Unreadable, check_draft, check_enumeration
 
 Message = TypeVar("Message")
 
@@ -72,7 +73,7 @@ def encode_ahead(context: Context, draft: bytes, verify_round: int, plan: AheadP
 
 
 def decode_ahead(payload: bytes) -> tuple[Context, Draft, int, AheadPlan]:
-    """(context, draft, verify_round, plan)."""
+    """(context, draft, verify_round, plan). Raises `Unreadable` for the draft."""
     context, draft, verify_round, plan = _unpack(payload)
     return _context(context), decode_draft(draft), verify_round, _plan(plan)
 
@@ -83,7 +84,7 @@ def encode_verify_ahead(sequence_id: str, round: int, enumeration: bytes) -> byt
 
 
 def decode_verify_ahead(payload: bytes) -> tuple[str, int, Enumeration]:
-    """(sequence_id, round, enumeration)."""
+    """(sequence_id, round, enumeration). Raises `Unreadable` for the enumeration."""
     sequence_id, round, enumeration = _unpack(payload)
     return sequence_id, round, decode_enumeration(enumeration)
 
@@ -94,9 +95,9 @@ def encode_verify(context: Context, drafts: Sequence[bytes], want_laws: bool) ->
 
 
 def decode_verify(payload: bytes) -> tuple[Context, list[Draft], bool]:
-    """(context, drafts, want_laws)."""
+    """(context, drafts, want_laws); of the drafts, those that can be read (`readable`)."""
     context, want_laws, drafts = _unpack(payload)
-    return _context(context), [decode_draft(draft) for draft in drafts], want_laws
+    return _context(context), readable(drafts), want_laws
 
 
 def encode_step(context: Context, shape: DraftShape, drafts: Sequence[bytes] = ()) -> bytes:
@@ -105,9 +106,20 @@ def encode_step(context: Context, shape: DraftShape, drafts: Sequence[bytes] = (
 
 
 def decode_step(payload: bytes) -> tuple[Context, DraftShape, list[Draft]]:
-    """(context, shape, drafts)."""
+    """(context, shape, drafts); of the drafts, those that can be read (`readable`)."""
     context, shape, drafts = _unpack(payload)
-    return _context(context), DraftShape(*shape), [decode_draft(draft) for draft in drafts]
+    return _context(context), DraftShape(*shape), readable(drafts)
+
+
+def readable(payloads: Sequence[bytes]) -> list[Draft]:
+    """The drafts up to the first that cannot be read, in whose place an empty one says so: no other follows it."""
+    drafts: list[Draft] = []
+    for payload in payloads:
+        try:
+            drafts.append(decode_draft(payload))
+        except Unreadable as error:
+            return [*drafts, Draft(np.empty(0, np.int32), error=f"{error}")]
+    return drafts
 
 
 def encode_close(sequence_id: str, held: Ids | None) -> bytes:
@@ -127,18 +139,25 @@ def encode(message: Draft | Verdict | Enumeration) -> bytes:
 
 
 def decode_draft(payload: bytes) -> Draft:
-    """What `encode` made of a draft; its arrays are read-only."""
-    return _draft(_unpack(payload))
+    """What `encode` made of a draft; its arrays are read-only. Raises `Unreadable`."""
+    return check_draft(_decoded(_draft, payload))
 
 
 def decode_enumeration(payload: bytes) -> Enumeration:
-    """What `encode` made of an enumeration; its arrays are read-only."""
-    return _enumeration(_unpack(payload))
+    """What `encode` made of an enumeration; its arrays are read-only. Raises `Unreadable`."""
+    return check_enumeration(_decoded(_enumeration, payload))
 
 
 def decode_verdict(payload: bytes) -> Verdict:
-    """What `encode` made of a verdict; its arrays are read-only."""
-    return _verdict(_unpack(payload))
+    """What `encode` made of a verdict; its arrays are read-only. Raises `Unreadable`."""
+    return _decoded(_verdict, payload)
+
+
+def _decoded(decode: Callable[[Any], Message], payload: bytes) -> Message:
+    try:
+        return decode(_unpack(payload))
+    except Exception as error:  # whichever of the many that wrong bytes may lead to
+        raise Unreadable(f"{len(payload)} bytes are no message ({type(error).__name__})") from error
 
 
 def _pack(value: object) -> bytes:

@@ -22,14 +22,21 @@ class Kind(IntEnum):
     CLOSE = 3  # of a sequence
     RESULT = 4  # of the call with the same number
     FAILED = 5  # likewise; the payload is one line
-    FULL = 8  # likewise: no room for the call here and now
+    FULL = 9  # likewise: no room for the call here and now
     AHEAD = 6  # draft for the outcomes of a pass under way
     VERIFY_AHEAD = 7  # verify whichever branch of an enumeration fits
     STEP = 8  # draft with the inline tiers of the verifier's process, and verify at once
+    PING = 10  # is anybody there? asked while a call takes long
+    PONG = 11
 
 
 class BadFrame(Exception):
     """The other end does not speak this protocol."""
+
+
+def packed(kind: int, call: int, payload: bytes) -> bytes:
+    """A frame as it travels."""
+    return _HEADER.pack(len(payload), kind, call) + payload
 
 
 class FrameParser:
@@ -86,7 +93,7 @@ class FrameProtocol(asyncio.Protocol, abc.ABC):
         """Queue a frame for the end of this tick. No effect once the connection is closed."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
-        self._outbox.append(_HEADER.pack(len(payload), kind, call) + payload)
+        self._outbox.append(packed(kind, call, payload))
 
     def _flush(self) -> None:
         frames, self._outbox = self._outbox, []

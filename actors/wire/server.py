@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from actors.wire.hop import NoHop, SlowHop, open_hop
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
+REMEMBERED_CALLS = 4096  # of a connection: a message that comes again is not another call
 HANDSHAKE_BYTES = 256  # larger payloads are taken from callers that have proved who they are
 
 
@@ -140,6 +141,7 @@ class _Caller(FrameProtocol):
         self._server = server
         self._nonce = secrets.token_bytes(access.NONCE_BYTES)
         self._known = False
+        self._started: OrderedDict[int, None] = OrderedDict()  # the latest calls, by number
         self._parser.max_payload_bytes = HANDSHAKE_BYTES
         self._patience = self._loop.call_later(HANDSHAKE_S, self._give_up)
 
@@ -156,7 +158,14 @@ class _Caller(FrameProtocol):
         """Start a call, or check the caller's proof first."""
         if not self._known:
             self._check(kind, payload)
+        elif kind == Kind.PING:
+            self.send(Kind.PONG, call)
+        elif call in self._started:
+            log.warning("a call came twice")
         elif kind in self._server.handlers:
+            self._started[call] = None
+            if len(self._started) > REMEMBERED_CALLS:
+                self._started.popitem(last=False)
             self._server.start(self, call, Kind(kind), payload)
         else:
             self.send(Kind.FAILED, call, f"this actor takes no calls of kind {kind}".encode())

@@ -60,6 +60,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", "1")
     # Not Ray's 15: the threads that compute step back by themselves, so that those that carry calls run at once.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")  # three times this, and HAProxy is started anew
     for name, port in zip(("METRICS", "STATS"), free_ports(2), strict=True):  # or the next service could not have them
         os.environ.setdefault(f"RAY_SERVE_HAPROXY_{name}_PORT", str(port))
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
@@ -100,10 +101,12 @@ def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def platform(
-    server: ServerConfig, num_cpus: int, custom: dict[str, float], *, verbose: bool = False
+    server: ServerConfig, num_cpus: int, custom: dict[str, float], *, verbose: bool = False,
+    store_bytes: int | None = None,
 ) -> Iterator[None]:
     """A Ray of its own with Serve's proxies and no application yet; afterwards nothing of it is left.
 
+    `store_bytes`: of the object store; None: Ray's choice. More nodes may join: the proxies stay on this one.
     Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
     Raises `CommandError` when a port is taken.
     """
@@ -116,14 +119,16 @@ def platform(
         processes.interruptible(),
     ):
         try:
-            _start(server, num_cpus, custom, temp_dir, verbose)
+            _start(server, num_cpus, custom, temp_dir, verbose, store_bytes)
             yield
         finally:
             processes.ignore_interrupts()
             _stop(temp_dir, verbose)
 
 
-def _start(server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_dir: str, verbose: bool) -> None:
+def _start(
+    server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_dir: str, verbose: bool, store_bytes: int | None
+) -> None:
     """Ray and Serve's proxies."""
     import ray
     from ray import serve
@@ -132,12 +137,14 @@ def _start(server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_d
     ray.init(
         address="local", num_cpus=num_cpus, resources=custom or None, include_dashboard=False,
         log_to_driver=verbose, logging_level=level, _temp_dir=temp_dir, _node_ip_address=LOOPBACK,
+        object_store_memory=store_bytes,
     )  # fmt: skip
     processes.catch_interrupts()  # ray.init replaced a handler
     if not verbose:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         logging.getLogger("ray").setLevel(logging.ERROR)
     serve.start(
+        proxy_location="HeadOnly",
         http_options={"host": server.host, "port": server.http_port},
         grpc_options={"port": server.grpc_port, "grpc_servicer_functions": [SERVICER]},
     )

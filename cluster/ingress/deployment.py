@@ -90,7 +90,8 @@ class Ingress:
         self._ladder = Ladder(
             tiers=[
                 RayTier(
-                    pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes
+                    pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes,
+                    silence_s=limits.silence_timeout_s,
                 )
                 for pool in pools[used]
             ],

@@ -160,6 +160,23 @@ def test_an_actor_that_cannot_be_reached_is_named() -> None:
     run(body)
 
 
+def test_a_replica_out_of_reach_is_asked_last_by_the_next_sequence_too() -> None:
+    async def body(endpoint: Endpoint) -> None:
+        nowhere = Endpoint("127.0.0.1", 1, new_secret())
+
+        def answer(preference: Preference) -> Answer:
+            if "a" in preference.avoid:
+                return LeaseGrant("b#1", endpoint, INFO)
+            return LeaseGrant("a#1", nowhere, INFO)
+
+        handle: Any = Handle(answer)
+        tier = RayTier(handle, 60.0)
+        assert [(await tier.lease(name)).replica_id for name in "st"] == ["b#1", "b#1"]
+        assert [preference.avoid for preference in handle.preferences] == [set(), {"a"}, {"a"}]
+
+    run(body)
+
+
 def test_a_replica_without_room_for_a_call_is_full_not_lost() -> None:
     async def body(endpoint: Endpoint) -> None:
         handle: Any = Handle(lambda preference: LeaseGrant("a#1", endpoint, INFO))

@@ -18,6 +18,7 @@ from actors.messages import Context, Draft, DraftShape
 from actors.presence import Presence
 from actors.sampling.params import SamplingParams
 from actors.wire import access, codec
+from actors.wire import server as server_module
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
 from actors.wire.frames import _HEADER, Kind
@@ -198,6 +199,64 @@ def test_an_actor_that_dies_ends_every_call_and_every_later_one() -> None:
             await channels.open(endpoint)
 
     run(body)
+
+
+def test_an_actor_that_stands_still_is_given_up_and_one_that_computes_is_not() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint, silence_s=0.3)
+        slow = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
+        await worker.has(1)
+        await asyncio.sleep(1.0)  # it answers pings
+        assert not slow.done()
+        worker.server._send = lambda *answer: None  # type: ignore[method-assign]  # from here on it says nothing
+        standing = [caller for caller in callers if not caller.transport.is_closing()]
+        for caller in standing:
+            caller.data_received = lambda data: None
+        with pytest.raises(ChannelLost, match="says nothing"):
+            await slow
+        assert channel.lost
+
+    callers: list[Any] = []
+    made = server_module._Caller.connection_made
+
+    def remember(caller: Any, transport: Any) -> None:
+        callers.append(caller)
+        made(caller, transport)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module._Caller, "connection_made", remember)
+        run(body)
+
+
+def test_a_channel_without_calls_may_be_silent_for_ever() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint, silence_s=0.1)
+        assert await channel.call(Kind.CLOSE, b"s") == b""
+        await asyncio.sleep(0.4)
+        assert not channel.lost
+        assert await channel.call(Kind.CLOSE, b"s") == b""
+
+    run(body)
+
+
+def test_a_message_that_comes_twice_is_one_call() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        call = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
+        channel.send(Kind.PROPOSE, 1, encode_propose(CONTEXT, DraftShape(1)))
+        await channel.call(Kind.CLOSE, b"s")
+        assert len(worker.pending) == 1
+        worker.answer(0)
+        await call
+        channel.send(Kind.PROPOSE, 1, encode_propose(CONTEXT, DraftShape(1)))
+        await channel.call(Kind.CLOSE, b"s")
+        assert len(worker.pending) == 1
+
+    run(body)
+
+
+def test_kinds_of_frames_are_told_apart() -> None:
+    assert len({kind.value for kind in Kind.__members__.values()}) == len(Kind.__members__)
 
 
 def test_a_caller_without_the_secret_is_refused_before_anything_is_read(caplog: pytest.LogCaptureFixture) -> None:

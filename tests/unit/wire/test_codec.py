@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields
 from typing import Any
 
@@ -26,6 +27,7 @@ from actors.messages import (
 from actors.sampling.params import SamplingParams
 from actors.sampling.policies import BigLittle, TypicalAcceptance
 from actors.wire import codec
+from actors.wire.checked import Unreadable
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -57,11 +59,25 @@ contexts = st.builds(
     sampling=samplings, round=int32, features=features, features_from=int32,
 )
 laws = st.none() | st.builds(Laws, ids=ids(), probs=probs(), cu_len=ids())
-drafts = st.builds(
-    Draft, tokens=ids(), laws=laws, tier=int32, seconds=finite, error=st.none() | line,
-    prefix_missing=st.booleans(), model_seconds=finite, parents=st.none() | ids(), pass_rows=int32,
-    features_missing=int32,
-)
+seconds = st.floats(0.0, 1e6)
+
+
+@st.composite
+def well_formed_drafts(draw: st.DrawFn) -> Draft:
+    """What a drafter may send: one law and one parent for each token, or none."""
+    tokens = draw(ids())
+    sizes = draw(st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens)))
+    support = draw(st.lists(int32, min_size=sum(sizes), max_size=sum(sizes)))
+    halves, bounds = np.full(sum(sizes), 0.5, np.float32), np.cumsum([0, *sizes], dtype=np.int32)
+    laws = Laws(np.array(support, np.int32), halves, bounds)
+    return Draft(
+        tokens, laws=draw(st.sampled_from([None, laws])), tier=draw(st.integers(0, 255)), seconds=draw(seconds),
+        error=draw(st.none() | line), prefix_missing=draw(st.booleans()), model_seconds=draw(seconds),
+        parents=draw(st.sampled_from([None, tokens])), pass_rows=draw(int32), features_missing=draw(int32),
+    )
+
+
+drafts = well_formed_drafts()
 shapes = st.builds(
     DraftShape, num_tokens=st.integers(0, 99), num_nodes=st.integers(0, 99),
     widths=st.lists(st.integers(1, 9), max_size=4).map(tuple),
@@ -138,6 +154,46 @@ def test_a_verify_pass_arrives_with_drafts_that_were_passed_on_unread(
     assert wanted is want_laws
     for one, other in zip(sent, drafts_got, strict=True):
         assert_same(one, other)
+
+
+@relaxed
+@given(context=contexts, sent=st.lists(drafts, min_size=1, max_size=3), data=st.data())
+def test_bytes_that_are_no_draft_cost_the_draft_and_nothing_else(
+    context: Context, sent: list[Draft], data: st.DataObject
+) -> None:
+    payloads = [codec.encode(draft) for draft in sent]
+    which = data.draw(st.integers(0, len(sent) - 1))
+    spoilt = bytearray(payloads[which])
+    for _ in range(data.draw(st.integers(1, 4))):
+        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+    payloads[which] = bytes(spoilt[: data.draw(st.integers(0, len(spoilt)))])
+    told, got, _ = codec.decode_verify(codec.encode_verify(context, payloads, False))
+    assert_same(context, told)
+    for one, other in zip(sent[:which], got, strict=False):
+        assert_same(one, other)
+    if len(got) < len(sent):
+        assert len(got) == which + 1, "a draft was kept that follows one which cannot be read"
+    for draft in got:
+        assert draft.tokens.dtype.kind == "i" and 0 <= draft.seconds <= 1e6 and 0 <= draft.tier < 256
+        assert draft.laws is None or draft.laws.num_tokens == len(draft.tokens)
+        assert draft.parents is None or len(draft.parents) == len(draft.tokens)
+
+
+@relaxed
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_are_unreadable_and_nothing_worse(payload: bytes) -> None:
+    for decode in (codec.decode_draft, codec.decode_enumeration, codec.decode_verdict):
+        with contextlib.suppress(Unreadable):
+            decode(payload)
+
+
+def test_laws_that_are_not_one_for_each_token_are_unreadable() -> None:
+    tokens, half = np.arange(2, dtype=np.int32), np.full(2, 0.5, np.float32)
+    for bounds, probs in (([0, 2], half), ([0, 1, 1], half), ([1, 1, 2], half), ([0, 3, 2], half),
+                          ([0, 1, 2], np.array([0.5, np.nan], np.float32))):
+        laws = Laws(tokens, probs, np.array(bounds, np.int32))
+        with pytest.raises(Unreadable, match="law"):
+            codec.decode_draft(codec.encode(Draft(tokens, laws=laws)))
 
 
 @relaxed
