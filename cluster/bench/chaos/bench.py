@@ -1,0 +1,130 @@
+"""One run after another: load, a fault, what the clients saw, and whether the service is whole and idle afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cluster.bench.chaos.judge import Judgement, judge
+from cluster.bench.chaos.load import Ask, Clients, Load, answers, asks, long_asks
+from cluster.bench.chaos.schedule import Blow
+from cluster.bench.chaos.site import TARGET, NotWhole, Site
+from cluster.bench.chaos.strikes import RELAYED, STRIKES, Arms, NoVictim, Struck
+from cluster.bench.chaos.timeline import STEADY_S, Pace, pace, recovery_s
+
+MAX_TOKENS = 96  # of an answer
+BEFORE_S = 0.6  # of load, over which the pace before the fault is taken
+SPOKEN_S = 60.0  # until every client has tokens
+RECOVER_S = 60.0  # a service that has not recovered by then has not recovered
+LONG_TOKENS = 600  # of a prompt that fills KV memory
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one blow brought."""
+
+    blow: Blow
+    judgement: Judgement
+    recovery_s: float | None  # of the pace, drafts included; None: it was not back within the run
+    before: Pace
+    whole_s: float  # until every replica was there again
+    faults: tuple[str, ...]  # what else went wrong: a leak, a service that does not come back
+    why_not: str = ""  # this run proves nothing
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether all was kept; None: it proves nothing."""
+        if self.why_not:
+            return None
+        return not self.judgement.broken and not self.faults
+
+
+class Bench:
+    """Runs blows on one service."""
+
+    def __init__(self, site: Site, num_streams: int, max_tokens: int = MAX_TOKENS) -> None:
+        self.site = site
+        self._num_streams = num_streams
+        self.asks = asks(max_tokens)
+        self._clients = Clients()
+        self._arms = Arms(site, self._clients, self.asks, self._long_asks())
+        self.expected: dict[str, tuple[int, ...]] = {}
+
+    def _long_asks(self) -> tuple[Ask, ...]:
+        tier, limits = self.site.config.target, self.site.config.limits
+        num_tokens = min(LONG_TOKENS, limits.max_prompt_tokens)
+        return long_asks(-(-2 * tier.kv_tokens * self.site.wanted(TARGET) // num_tokens), num_tokens)
+
+    def learn(self) -> None:
+        """What the target alone answers, and that drafts change nothing while nobody disturbs them."""
+        wanted = (*self.asks, *self._arms.long_asks)
+        self.expected = answers(self._clients, self.site.address, wanted, speculation=False)
+        drafted = answers(self._clients, self.site.address, self.asks, speculation=True)
+        if drafted != {ask.name: self.expected[ask.name] for ask in self.asks}:
+            raise RuntimeError("an undisturbed service answers otherwise with drafts than without")
+
+    def run(self, blow: Blow) -> Run:
+        """One blow under load."""
+        name, faults = blow.fault.name, []
+        self.site.wait_whole()
+        self._relay(name in RELAYED)
+        load = Load(self._clients, self.site.address, self.asks, self._num_streams)
+        load.start()
+        spoken = load.wait_spoken(SPOKEN_S)
+        time.sleep(max(BEFORE_S, blow.after_s))
+        struck, why_not, whole_s = Struck(), "" if spoken else "the load never got under way", 0.0
+        before = pace(load.ticks, struck.at_s - BEFORE_S, struck.at_s)
+        try:
+            if spoken:
+                struck = STRIKES[name](self._arms, blow)
+                before = pace(load.ticks, struck.at_s - BEFORE_S, struck.at_s)
+                self._undo(struck, blow, load)
+            self._await_recovery(load, before, struck)
+            struck.join()
+            self.site.wait_whole()
+            whole_s = time.monotonic() - struck.at_s
+            self._await_recovery(load, before, struck)
+        except NoVictim as error:
+            why_not = str(error)
+        except NotWhole as error:
+            faults.append(str(error))
+        found = recovery_s(load.ticks, before, struck.at_s, time.monotonic())
+        load.stop()
+        struck.join()
+        faults += [f"not freed: {line}" for line in self.site.wait_idle()]
+        self.last, self.blow_s = load, struck.at_s  # DEBUG
+        judgement = judge([*load.streams, *struck.streams], self.expected, blow.fault, struck.at_s)
+        if not why_not and not judgement.num_under_way:
+            why_not = "no stream was under way when the fault came"
+        if found is None and not why_not:
+            faults.append(f"the pace was not back after {time.monotonic() - struck.at_s:.0f} s")
+        return Run(blow, judgement, found, before, whole_s, tuple(faults), why_not)
+
+    def _relay(self, on: bool) -> None:
+        for role in self.site.pools:
+            self.site.tell(role, "relay", on)
+
+    def _undo(self, struck: Struck, blow: Blow, load: Load) -> None:
+        """After its time, or sooner when the service got over it while it lasted."""
+        end_s = struck.at_s + blow.lasts_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.2))
+        struck.undo()
+
+    def _await_recovery(self, load: Load, before: Pace, struck: Struck) -> None:
+        end_s = struck.at_s + RECOVER_S
+        while time.monotonic() < max(end_s, struck.at_s + STEADY_S):
+            if recovery_s(load.ticks, before, struck.at_s, time.monotonic()) is not None:
+                return
+            time.sleep(0.1)
+
+
+def run_all(bench: Bench, blows: Iterable[Blow], on_run: Callable[[Run], None]) -> list[Run]:
+    """All blows, one after another."""
+    runs = []
+    for blow in blows:
+        run = bench.run(blow)
+        runs.append(run)
+        on_run(run)
+    return runs
