@@ -72,6 +72,37 @@ def soak(findings: Findings, path: Path) -> None:
         right.set_xlabel("requests")
 
 
+def chaos(findings: Findings, path: Path) -> None:
+    """Recovery times of each kind of fault; its longest gaps."""
+    rows: Any = findings.details.get("chaos", [])
+    names = [row["fault"] for row in rows][::-1]
+    with _figure(path, 2) as (left, right):
+        for place, row in enumerate(rows[::-1]):
+            left.plot(row["recoveries_s"], [place] * len(row["recoveries_s"]), "o", markersize=3, alpha=0.6)
+        left.set_yticks(range(len(names)), names, fontsize=6)
+        left.set_xscale("symlog", linthresh=1.0)
+        left.set_xlabel("recovery after a fault, s (each run)")
+        right.barh(names, [row["gap_max_s"] or 0.0 for row in rows[::-1]], color="#8aa4c8")
+        right.tick_params(axis="y", labelsize=6)
+        right.set_xlabel("longest gap in a stream that was kept, s")
+
+
+def chaos_soak(findings: Findings, path: Path) -> None:
+    """Memory and open files of each kind of process in the pauses of a soak."""
+    readings: Any = findings.details.get("readings", [])
+    with _figure(path, 2) as (left, right):
+        for name in sorted({name for reading in readings for name in reading["kinds"]}):
+            points = [(reading["at_s"], *reading["kinds"][name]) for reading in readings if name in reading["kinds"]]
+            left.plot([point[0] for point in points], [point[2] for point in points], linewidth=1, label=name)
+            right.plot([point[0] for point in points], [point[3] for point in points], linewidth=1, label=name)
+        for axes, unit in ((left, "resident memory of a process, MiB"), (right, "open files of a process")):
+            axes.set_xlabel("s since the start")
+            axes.set_ylabel(unit)
+            axes.set_ylim(bottom=0)
+        if readings:
+            left.legend(fontsize=5)
+
+
 def _steps(axes: Axes, findings: Findings) -> None:
     steps: Any = findings.details.get("steps", [])
     context = min((step["context"] for step in steps if step["context"]), default=0)

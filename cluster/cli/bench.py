@@ -1,19 +1,21 @@
-"""`outrider bench …`: measure the engine, the service, the ladder, or drafters."""
+"""`outrider bench …`: measure the engine, the service, the ladder, or drafters; break a service."""
 
 from __future__ import annotations
 
 import typer
 
+from cluster.cli.bench_chaos import chaos
 from cluster.cli.bench_drafters import drafters
 from cluster.cli.bench_engine import engine
 from cluster.cli.bench_ladder import ladder
 from cluster.cli.bench_serve import serve
 
 bench = typer.Typer(
-    help="Measure the engine in one process, a running service, what the ladder brings, or kinds of drafters.",
+    help="Measure the engine, a service, what the ladder brings, kinds of drafters, or what faults do to a service.",
     no_args_is_help=True,
 )
 bench.command("engine")(engine)
 bench.command("serve")(serve)
 bench.command("ladder")(ladder)
 bench.command("drafters")(drafters)
+bench.command("chaos")(chaos)

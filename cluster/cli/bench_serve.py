@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli import bench_show, client, local, models, processes
@@ -199,9 +198,7 @@ def _show(
     judged = target is not None and target.label == "builtin:smollm2" and target.device == "cpu" and not verdicts
     title = f"service: {service.address}" + (" (EMULATED devices)" if _emulated(service) else "")
     bench_show.show(console, title, findings, GOALS, judged=judged)
-    for verdict in verdicts:
-        mark = {True: "[green]holds[/]", False: "[red]DOES NOT HOLD[/]", None: "[yellow]inconclusive[/]"}[verdict.holds]
-        console.print(f"{mark}  {escape(verdict.claim)}: {escape(verdict.why)}")
+    bench_show.print_verdicts(console, verdicts)
     if plot is not None:
         (plots.soak if verdicts else plots.serve)(findings, plot)
         console.print(f"plot: {plot}")

@@ -15,6 +15,7 @@ from cluster.cli.output import progress, stderr, stdout
 
 if TYPE_CHECKING:  # imported late: numpy is wanted only when something is measured
     from cluster.bench.report import Findings, Goal
+    from cluster.bench.serve.soak import Verdict
 
 
 class Bar:
@@ -57,6 +58,13 @@ def show(
     console.print(figures_table(title, findings, goals, judged=judged))
     for line in skipped_lines(findings):
         console.print(escape(line), style="yellow")
+
+
+def print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
+    """One line for each claim."""
+    for verdict in verdicts:
+        mark = {True: "[green]holds[/]", False: "[red]DOES NOT HOLD[/]", None: "[yellow]inconclusive[/]"}[verdict.holds]
+        console.print(f"{mark}  {escape(verdict.claim)}: {escape(verdict.why)}")
 
 
 def print_json(findings: Findings, expected: Sequence[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from cluster.bench.chaos.judge import Judgement, judge
+from cluster.bench.chaos.judge import judge
 from cluster.bench.chaos.load import Ask, Clients, Load, answers, asks, long_asks
+from cluster.bench.chaos.run import Run
 from cluster.bench.chaos.schedule import Blow
 from cluster.bench.chaos.site import TARGET, NotWhole, Site
 from cluster.bench.chaos.strikes import RELAYED, STRIKES, Arms, NoVictim, Struck
@@ -20,26 +20,6 @@ RECOVER_S = 60.0  # a service that has not recovered by then has not recovered
 LONG_TOKENS = 600  # of a prompt that fills KV memory
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one blow brought."""
-
-    blow: Blow
-    judgement: Judgement
-    recovery_s: float | None  # of the pace, drafts included; None: it was not back within the run
-    before: Pace
-    whole_s: float  # until every replica was there again
-    faults: tuple[str, ...]  # what else went wrong: a leak, a service that does not come back
-    why_not: str = ""  # this run proves nothing
-
-    @property
-    def passed(self) -> bool | None:
-        """Whether all was kept; None: it proves nothing."""
-        if self.why_not:
-            return None
-        return not self.judgement.broken and not self.faults
-
-
 class Bench:
     """Runs blows on one service."""
 
@@ -48,7 +28,7 @@ class Bench:
         self._num_streams = num_streams
         self.asks = asks(max_tokens)
         self._clients = Clients()
-        self._arms = Arms(site, self._clients, self.asks, self._long_asks())
+        self.arms = Arms(site, self._clients, self.asks, self._long_asks())
         self.expected: dict[str, tuple[int, ...]] = {}
 
     def _long_asks(self) -> tuple[Ask, ...]:
@@ -56,9 +36,13 @@ class Bench:
         num_tokens = min(LONG_TOKENS, limits.max_prompt_tokens)
         return long_asks(-(-2 * tier.kv_tokens * self.site.wanted(TARGET) // num_tokens), num_tokens)
 
+    def close(self) -> None:
+        """End the clients."""
+        self._clients.close()
+
     def learn(self) -> None:
         """What the target alone answers, and that drafts change nothing while nobody disturbs them."""
-        wanted = (*self.asks, *self._arms.long_asks)
+        wanted = (*self.asks, *self.arms.long_asks)
         self.expected = answers(self._clients, self.site.address, wanted, speculation=False)
         drafted = answers(self._clients, self.site.address, self.asks, speculation=True)
         if drafted != {ask.name: self.expected[ask.name] for ask in self.asks}:
@@ -68,8 +52,8 @@ class Bench:
         """One blow under load."""
         name, faults = blow.fault.name, []
         self.site.wait_whole()
-        self._relay(name in RELAYED)
-        load = Load(self._clients, self.site.address, self.asks, self._num_streams)
+        self.relay(name in RELAYED)
+        load = self.load()
         load.start()
         spoken = load.wait_spoken(SPOKEN_S)
         time.sleep(max(BEFORE_S, blow.after_s))
@@ -77,9 +61,9 @@ class Bench:
         before = pace(load.ticks, struck.at_s - BEFORE_S, struck.at_s)
         try:
             if spoken:
-                struck = STRIKES[name](self._arms, blow)
+                struck = STRIKES[name](self.arms, blow)
                 before = pace(load.ticks, struck.at_s - BEFORE_S, struck.at_s)
-                self._undo(struck, blow, load)
+                self._undo(struck, blow)
             self._await_recovery(load, before, struck)
             struck.join()
             self.site.wait_whole()
@@ -93,7 +77,6 @@ class Bench:
         load.stop()
         struck.join()
         faults += [f"not freed: {line}" for line in self.site.wait_idle()]
-        self.last, self.blow_s = load, struck.at_s  # DEBUG
         judgement = judge([*load.streams, *struck.streams], self.expected, blow.fault, struck.at_s)
         if not why_not and not judgement.num_under_way:
             why_not = "no stream was under way when the fault came"
@@ -101,15 +84,17 @@ class Bench:
             faults.append(f"the pace was not back after {time.monotonic() - struck.at_s:.0f} s")
         return Run(blow, judgement, found, before, whole_s, tuple(faults), why_not)
 
-    def _relay(self, on: bool) -> None:
+    def load(self) -> Load:
+        """The streams of every run, not begun yet."""
+        return Load(self._clients, self.site.address, self.asks, self._num_streams)
+
+    def relay(self, on: bool) -> None:
+        """Whether the wire of leases that are granted from now on goes through relays."""
         for role in self.site.pools:
             self.site.tell(role, "relay", on)
 
-    def _undo(self, struck: Struck, blow: Blow, load: Load) -> None:
-        """After its time, or sooner when the service got over it while it lasted."""
-        end_s = struck.at_s + blow.lasts_s
-        while (left_s := end_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.2))
+    def _undo(self, struck: Struck, blow: Blow) -> None:
+        time.sleep(max(0.0, struck.at_s + blow.lasts_s - time.monotonic()))
         struck.undo()
 
     def _await_recovery(self, load: Load, before: Pace, struck: Struck) -> None:

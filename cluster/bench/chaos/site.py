@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+import ray
 from ray import serve
+from ray._private.internal_api import node_stats
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -163,6 +165,16 @@ class Site:
     def replicas_of(self, deployment: str) -> list[psutil.Process]:
         """Processes of a deployment's replicas."""
         return self.processes(lambda title: title.split(".")[0] == f"{SERVED}{deployment}")
+
+
+def object_store_mib() -> float:
+    """What the object stores of all nodes hold, MiB."""
+    return sum(
+        node_stats(  # type: ignore[no-untyped-call]  # Ray's own
+            node["NodeManagerAddress"], node["NodeManagerPort"], False
+        ).store_stats.object_store_bytes_used
+        for node in ray.nodes() if node["Alive"]  # type: ignore[no-untyped-call]  # likewise
+    ) / 2**20
 
 
 @contextlib.contextmanager
