@@ -31,9 +31,9 @@ class Handover:
         """The drafter has said which position it lacks first."""
         self._given = position
 
-    def wanted_from(self, ids: Ids) -> int:
-        """First position whose features the verify pass after `ids` shall answer."""
-        return max(0, min(self._given, len(ids) - 1))
+    def wanted_from(self, ids: Ids, window: int = 0) -> int:
+        """First position whose features the verify pass after `ids` shall answer; `window`: of the drafter."""
+        return max(0, min(self._given, len(ids) - 1), len(ids) - window if window else 0)
 
     def keep(self, ids: Ids, features: Features) -> None:
         """A verify pass has answered; `ids` are its context with what it has accepted."""

@@ -85,7 +85,7 @@ class InlineVerifier(Stacked, _DraftsForNobody):
         pieces = [*drafts, draft] if len(draft.tokens) or draft.error or not drafts else drafts
         if not self._drafter.wants_features:
             return (yield from self._judged(telling, context.round, pieces, False))
-        start = telling.features_from(telling.ids, draft.features_missing)
+        start = telling.features_from(telling.ids, draft.features_missing, self._drafter.feature_window)
         verdict = yield from self._judged(telling, context.round, pieces, False, start)
         return telling.keep_features(telling.ids, verdict)
 

@@ -76,13 +76,13 @@ class Telling:
         with self._sequence.lock:
             return self._sequence.handover.take(ids) if self._sequence.call is self else None
 
-    def features_from(self, ids: Ids, missing: int = -1) -> int:
+    def features_from(self, ids: Ids, missing: int = -1, window: int = 0) -> int:
         """First position whose features the upper tier's pass after `ids` shall answer. `missing`: what the lower one
-        has said that it lacks, if anything."""
+        has said that it lacks, if anything; `window`: how many it needs (`Drafter.feature_window`)."""
         with self._sequence.lock:
             if missing >= 0 and self._sequence.call is self:
                 self._sequence.handover.misses(missing)
-            return self._sequence.handover.wanted_from(ids)
+            return self._sequence.handover.wanted_from(ids, window)
 
     def keep_features(self, ids: Ids, verdict: Verdict) -> Verdict:
         """Those of a verdict after `ids` wait for the next proposal. Returns it without them."""

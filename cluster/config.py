@@ -407,6 +407,12 @@ class Config(Section):
         drafter = self.tiers[0].drafter
         return len(self.processes) > 1 and not self.tiers[0].inline and bool(drafter and drafter.feature_layers)
 
+    @property
+    def feature_window(self) -> int:
+        """Positions before the newest token whose features tier 0 reads; 0: all."""
+        drafter = self.tiers[0].drafter
+        return 0 if drafter is None else drafter.feature_window
+
     def inline_tiers(self, index: int) -> tuple[InlineTier, ...]:
         """The tiers that run in the process of tier `index`, the last of its process; smallest first."""
         below = next(shared[:-1] for shared in self.processes if shared[-1] == index)

@@ -19,7 +19,7 @@ from actors.drafter_specs import (
     ParallelSpec,
     SuffixSpec,
 )
-from actors.heads.directory import read_feature_layers, read_longest_draft
+from actors.heads.directory import read_feature_layers, read_feature_window, read_longest_draft
 from cluster.config_load import KIND_TAG
 from cluster.config_section import Positive, Section
 
@@ -50,6 +50,11 @@ class DrafterSection(Section):
     def feature_layers(self) -> tuple[int, ...]:
         """After which layers of the tier above it reads the residual stream; empty: it needs none."""
         return ()
+
+    @property
+    def feature_window(self) -> int:
+        """Positions before the newest token whose features it reads; 0: all."""
+        return 0
 
     @property
     def longest_draft(self) -> int | None:
@@ -145,6 +150,11 @@ class HeadSection(DrafterSection):
     def feature_layers(self) -> tuple[int, ...]:
         """As its directory says."""
         return read_feature_layers(self.head, self.kind)
+
+    @property
+    def feature_window(self) -> int:
+        """As its directory says."""
+        return read_feature_window(self.head, self.kind)
 
     @property
     def longest_draft(self) -> int | None:

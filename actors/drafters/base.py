@@ -35,6 +35,11 @@ class Drafter(abc.ABC):
         """Whether it drafts from the target's features: proposals bring those that it has not seen."""
         return bool(self.feature_layers)
 
+    @property
+    def feature_window(self) -> int:
+        """Positions before the newest token whose features a proposal needs; 0: all."""
+        return 0
+
     @abc.abstractmethod
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal after `context`; a drafter that knows no trees answers a chain of `shape.num_tokens`."""

@@ -146,7 +146,8 @@ class CascadeDrafter(Stacked, Drafter):
         """A good verdict. Raises `Superseded`, and `RuntimeError` for one that is none."""
         start = -1
         if self._lower.wants_features:
-            start = telling.features_from(ids, max((draft.features_missing for draft in drafts), default=-1))
+            missing = max((draft.features_missing for draft in drafts), default=-1)
+            start = telling.features_from(ids, missing, self._lower.feature_window)
         verdict = yield from telling.ask(
             UPPER, self.batons[UPPER], ids, round,
             lambda told: self._verifier.verify(replace(told, features_from=start), drafts, want_laws),

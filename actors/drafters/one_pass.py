@@ -148,6 +148,11 @@ class OnePassDrafter(Drafter, Generic[M]):
         """After which of the target's decoder layers the residual stream is wanted."""
         return self._model.feature_layers
 
+    @property
+    def feature_window(self) -> int:
+        """As its model says."""
+        return self._model.window
+
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal: a chain, comb or tree, no path of it longer than the model's drafts are."""
         future: Future[Draft] = Future()

@@ -91,7 +91,7 @@ class StepPlan:
         forks = {limb.sequence: limb.fork for limb in limbs}
         for s in range(len(step.kv_len)):
             row, end = int(step.cu_query[s]), int(step.cu_query[s + 1])
-            pages = torch.from_numpy(step.pages[step.cu_pages[s] : step.cu_pages[s + 1]]).long().to(device)
+            pages = torch.tensor(step.pages[step.cu_pages[s] : step.cu_pages[s + 1]], dtype=torch.int64, device=device)
             position = int(step.kv_len[s]) - (end - row)
             if s in forks:
                 end = row + forks[s] - position

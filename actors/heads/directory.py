@@ -46,6 +46,12 @@ def read_feature_layers(directory: Path | str, kind: str) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def read_feature_window(directory: Path | str, kind: str) -> int:
+    """Positions before the newest token whose features the head reads; 0: all. Raises `BadHead`."""
+    window = 1 if kind == "medusa" else read_section(directory, kind).get("window", 0)
+    return window if type(window) is int else 0
+
+
 def read_longest_draft(directory: Path | str, kind: str) -> int | None:
     """Tokens that the head drafts at most; None: as many as one likes. Raises `BadHead`."""
     section = read_section(directory, kind)

@@ -71,7 +71,7 @@ class Climb:
         self._notes = RoundNotes()  # of this round
         self._proposal: _Proposal | None = None
         self._rider = Rider(sequence, ladder.pace, figures, clock, ladder.settings.draft_timeout_s)
-        self._courier = Courier() if ladder.sends_features else None
+        self._courier = Courier(ladder.feature_window) if ladder.sends_features else None
         self._sent_at = 0.0  # when the latest pass of the target was
         self._degraded = False  # in this round
         self._num_target_losses = 0

@@ -33,6 +33,7 @@ class Ladder:
     controller: Planner | None = None  # for requests that leave the lookahead to it
     target_drafts: bool = False  # the target has tiers inline: it drafts for itself
     sends_features: bool = False  # tier 0 drafts from the target's features (`Courier`), in a pool of its own
+    feature_window: int = 0  # so many positions of them before the newest token; 0: all
     pace: Pace = field(default_factory=Pace)
     open_requests: OpenRequests = field(default_factory=OpenRequests)
 

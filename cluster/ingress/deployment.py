@@ -99,6 +99,7 @@ class Ingress:
             settings=coordinator_settings(config), controller=controller(config, len(pools[used])),
             target_drafts=config.target_drafts,
             sends_features=config.speculation.enabled and config.sends_features,
+            feature_window=config.feature_window,
         )
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:

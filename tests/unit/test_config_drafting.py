@@ -67,6 +67,7 @@ def test_nobody_is_told_to_draft_further_than_its_head_goes(tmp_path: Path, kind
     assert config(drafter, lookahead=3).speculation.lookahead == 3
     unsaid = config(drafter)  # nobody asked for the default
     assert load_config(unsaid.model_dump(mode="json"), environ={}) == unsaid
+    assert unsaid.sends_features and unsaid.feature_window == (1 if kind == "medusa" else 0)
     assert config(drafter, lookahead="auto").speculation.lookahead == "auto"
     assert config(head(tmp_path, "eagle"), lookahead=16).speculation.lookahead == 16
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from scipy import stats
 
 from actors.drafters.cascade import CascadeDrafter
 from actors.drafters.model import ModelDrafter
@@ -21,12 +18,12 @@ from actors.heads.eagle import EagleHead
 from actors.inline import InlineVerifier
 from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, Verdict
 from actors.sampling.params import SamplingParams
-from actors.sampling.processors import process
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.settings import CoordinatorSettings, OverlapSettings
 from cluster.coordinator.tier import NO_TOKENS, DraftHandle, Lease
 from tests.eagle_head import SEEDS, trained_head
+from tests.laws import Told, of_real_texts
 from tests.local_tier import LocalLease, LocalTier, verifier
 from tests.models import VOCAB, tiny_model, tiny_spec
 from tests.unit.heads.fresh import fresh_head
@@ -194,37 +191,19 @@ def test_a_cascade_over_a_head_drafts_as_its_own_model_in_few_passes(build: Buil
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sampled_texts_have_the_law_of_the_target(build: Build, shape: str) -> None:
-    """Of three tokens the first is plain, for features are missing; the others are drafted and judged."""
+    """So have the drafts that the head made, by the laws that came with them."""
     house = build(trained_head(), SHAPES[shape])
-    prompt = request("p", 0).prompt_ids
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        law = {(*text, i): p * q for text, p in law.items() for i, q in _law(np.append(prompt, text)).items()}
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted, total = 0, 480
-    for start in range(0, total, 48):
-        asked = [request(f"r{i}", 0, sampling=_sampling(i), max_tokens=3) for i in range(start, start + 48)]
-        for got in house.ask(house.together, *asked):
-            accepted += got.finish.figures.accepted
-            counts[tuple(got.ids)] += 1
-    assert accepted > total / 5
-    assert set(counts) <= set(law)
-    likely = [text for text, p in law.items() if p * total >= 5]
-    observed, expected = [counts[text] for text in likely], [law[text] * total for text in likely]
-    if total - sum(expected) >= 5:
-        observed.append(total - sum(observed))
-        expected.append(total - sum(expected))
-    scale = sum(observed) / sum(expected)
-    assert stats.chisquare(observed, [scale * e for e in expected]).pvalue > 1e-3
+    told = Told(house.drafter)
+    asked = [request(f"r{i}", 0, sampling=_sampling(i), max_tokens=24) for i in range(64)]
+    answers = house.ask(house.together, *asked)
+    texts = [a.ids for a in answers]
+    assert figures(answers, "accepted") > 200
+    evidence = of_real_texts(tiny_model("llama"), [a.prompt_ids for a in asked], texts, _sampling(0))
+    assert evidence.p_value > 1e-5, evidence.p_values()
+    drafted = told.evidence(VOCAB)
+    assert len(drafted) > 1000
+    assert drafted.p_value > 1e-5, drafted.p_values()
 
 
 def _sampling(entropy: int) -> SamplingParams:
     return SamplingParams(temperature=0.9, top_k=4, entropy=entropy, block_verification=entropy % 2 == 0)
-
-
-def _law(ids: np.ndarray) -> dict[int, float]:
-    ids = ids.astype(np.int32)
-    with torch.inference_mode():
-        logits = tiny_model("llama")(torch.from_numpy(ids).long()[None]).logits[0, -1]
-    law = process(logits, _sampling(0), ids, len(ids)).exp().double().numpy()
-    return {int(i): float(law[i]) for i in np.flatnonzero(law)}

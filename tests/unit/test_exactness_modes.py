@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,16 +19,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from actors.drafter_specs import NgramSpec
 from actors.drafters.cascade import CascadeDrafter
+from actors.drafters.chain import ChainJob
+from actors.drafters.growth import Growth
 from actors.drafters.model import ModelDrafter
 from actors.drafters.ngram import NgramDrafter
 from actors.inline import InlineVerifier, RelayVerifier
-from actors.messages import Ids
+from actors.messages import Draft, Ids
+from actors.sampling import laws as law_tools
+from actors.sampling import tree as tree_module
+from actors.sampling import verify as verify_module
+from actors.sampling.laws import SparseLaw
 from actors.sampling.params import SamplingParams, VerifyMode
-from actors.sampling.processors import process
+from actors.sampling.positions import Rows
 from actors.verifier import Verifier
 from cluster.bench.local import local_drafter, local_verifier
 from cluster.coordinator.control.controller import Controller
@@ -38,10 +43,11 @@ from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, GenerationRequest, TokenEvent
 from cluster.coordinator.settings import CoordinatorSettings, OverlapSettings, TreeSettings
 from tests.faulty import DRAFT_FAULTS, MIDDLE_FAULTS, TARGET_FAULTS, FaultyTier, Meetings, Schedule
+from tests.laws import Evidence, Told, of_soft_texts
 from tests.local_tier import RandomDrafter, model_drafter, verifier
 from tests.models import VOCAB as TINY_VOCAB
 from tests.models import tiny_model, tiny_runner, tiny_spec
-from tests.soft_model import MAX_CONTEXT_TOKENS, ShortMemory, SoftLaws, SoftRunner, soft_spec, two_tokens
+from tests.soft_model import MAX_CONTEXT_TOKENS, ShortMemory, SoftLaws, SoftRunner, soft_spec
 
 pytestmark = pytest.mark.exactness
 
@@ -411,8 +417,9 @@ def test_requests_cancelled_at_any_moment_leave_nothing_behind(street: Street) -
 
 # --- unseeded requests: the law of the text, not the text, is the target's -----------------------------------------
 
-FEW, SCALE = 5, 3.5
-LAW_SEQUENCES, LAW_TOKENS = 16, 160
+FEW, SCALE, APART = 5, 3.5, 0.7
+P_MIN = 1e-5
+LAW_SEQUENCES, LAW_TOKENS = 16, 130
 LAW_AHEAD = OverlapSettings(num_branches=5, num_guesses=2, num_tokens=2)
 LAW_WAYS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # mode, block verification or token by token, settings
     "chain-ahead-block": ("two", True, {"overlap": LAW_AHEAD}),
@@ -426,55 +433,121 @@ LAW_WAYS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # mode, block verific
 }
 
 
+class Alley(Street):
+    """A street whose workers' laws are kept."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__([workers], FEW)
+        self.told = Told(workers.draft, workers.small, workers.medium)
+
+
 @pytest.fixture(scope="module")
-def alley() -> Iterator[Street]:
+def alley() -> Iterator[Alley]:
     """Few words, short memories, and drafts that are often wrong."""
     torch.set_num_threads(1)
-    made = Street([soft_workers(FEW, SCALE, apart=0.7, kind=ShortMemory)], FEW)
+    made = Alley(soft_workers(FEW, SCALE, APART, ShortMemory))
     yield made
     made.close()
 
 
-def p_value_of(texts: Sequence[list[int]], params: SamplingParams) -> float:
-    """Chi-square of the tokens after each pair of tokens, against the law of the target alone, without any engine."""
-    counts = np.zeros((FEW, FEW, FEW))
-    for text in texts:
-        np.add.at(counts, (text[:-2], text[1:-1], text[2:]), 1)
-    laws, statistic, freedom = SoftLaws(FEW, scale=SCALE), 0.0, 0
-    for first, second in itertools.product(range(FEW), repeat=2):
-        logits = laws.rows([two_tokens(first, second)])[0]
-        probs = process(logits, params, [first, second], 0).double().exp().numpy()
-        observed, expected = counts[first, second], counts[first, second].sum() * probs
-        likely = expected >= 5
-        if likely.sum() < 2:
-            continue
-        observed = np.append(observed[likely], observed[~likely].sum())
-        expected = np.append(expected[likely], expected[~likely].sum())
-        kept = expected > 1
-        statistic += float(((observed - expected)[kept] ** 2 / expected[kept]).sum())
-        freedom += int(kept.sum()) - 1
-    return float(stats.chi2.sf(statistic, freedom))
+def law_texts(alley: Alley, way: str, num_tokens: int = LAW_TOKENS) -> tuple[Evidence, Evidence, Tally]:
+    """Real noise, many rounds; answers fail, change places and are forgotten meanwhile.
 
-
-@pytest.mark.parametrize("way", LAW_WAYS)
-def test_the_law_of_an_unseeded_text_is_the_targets(alley: Street, way: str) -> None:
-    """Real noise, many rounds; answers fail, change places and are forgotten meanwhile."""
+    Returns what speaks against the law of the texts, and against those that the drafts came with.
+    """
     mode, block, changes = LAW_WAYS[way]
     params = SamplingParams(temperature=0.9, block_verification=block)
     schedule = Schedule(3, 0.05, without=frozenset({"stall", "hang", "die", "die_after", "lost"}))
     ladders = {mode: replace(alley.ladders(schedule)[mode], settings=replace(PATIENT, **changes))}
     asks = [
         Ask(mode, GenerationRequest(
-            f"{way}-{i}", prompt(i, FEW), replace(params, entropy=7919 * i + 1), LAW_TOKENS, lookahead=1 + i % 3
+            f"{way}-{i}", prompt(i, FEW), replace(params, entropy=7919 * i + 1), num_tokens, lookahead=1 + i % 3
         )) for i in range(LAW_SEQUENCES)
     ]
     tally = Tally()
     texts = [ids for ids, _ in serve_all(ladders, asks, tally)]
     alley.check_empty()
-    assert p_value_of(texts, params) > 1e-4
-    assert tally.modes[mode] > 500, "hardly a draft was accepted: inconclusive"
+    drafters = (SoftLaws(FEW, APART, 1, SCALE), SoftLaws(FEW, 0.4 * APART, 3, SCALE))
+    return of_soft_texts(texts, params, SoftLaws(FEW, scale=SCALE), *drafters), alley.told.evidence(FEW), tally
+
+
+@pytest.mark.parametrize("way", LAW_WAYS)
+def test_the_law_of_an_unseeded_text_is_the_targets(alley: Alley, way: str) -> None:
+    text, told, tally = law_texts(alley, way)
+    assert text.p_value > P_MIN, text.p_values()
+    assert told.p_value > P_MIN, told.p_values()
+    mode = LAW_WAYS[way][0]
+    assert tally.modes[mode] > 500 and len(told) > 1000, "hardly a draft was accepted: inconclusive"
     if way.endswith("ahead") or "-ahead-" in way:
         assert tally.ahead["hit"] > 50 or mode == "relay", "hardly a round overlapped: inconclusive"
+
+
+def _told_other(patch: pytest.MonkeyPatch, other: Callable[[list[SparseLaw]], list[SparseLaw]]) -> None:
+    """Drafts come with other laws than their tokens were drawn from."""
+    for kind in (ChainJob, Growth):
+        def draft(self: Any, *given: Any, made: Any = kind.draft) -> Draft:
+            whole: Draft = made(self, *given)
+            if whole.laws is None:
+                return whole
+            laws = other([whole.laws.at(i) for i in range(whole.laws.num_tokens)])
+            return replace(whole, laws=law_tools.build(laws))
+
+        patch.setattr(kind, "draft", draft)
+
+
+def plant_another_scale(patch: pytest.MonkeyPatch) -> None:
+    """As if the drafter's temperature were a third higher than what it tells."""
+    def scaled(law: SparseLaw) -> SparseLaw:
+        probs = law[1].astype(np.float64) ** 1.33
+        return law[0], (probs / probs.sum()).astype(np.float32)
+
+    _told_other(patch, lambda laws: [scaled(law) for law in laws])
+
+
+def plant_the_next_position(patch: pytest.MonkeyPatch) -> None:
+    """Each token comes with the law of the one after it."""
+    _told_other(patch, lambda laws: laws[1:] + laws[-1:])
+
+
+def plant_one_token_more(patch: pytest.MonkeyPatch) -> None:
+    """The first token that is refused is kept."""
+    def more(rule: Any) -> Any:
+        def judge(rows: Rows, uniforms: Any, residual: float) -> list[int]:
+            tokens: list[int] = rule(rows, uniforms, residual)
+            kept = len(tokens)
+            if kept > rows.num_draft:
+                return tokens
+            return [*rows.draft[:kept], law_tools.sample(rows.p(kept), residual)]
+
+        return judge
+
+    patch.setattr(verify_module, "_token_wise", more(verify_module._token_wise))
+    patch.setattr(verify_module, "_block", more(verify_module._block))
+
+
+def plant_a_token_of_p(patch: pytest.MonkeyPatch) -> None:
+    """Where a draft was refused stands a token of p, not of what is left of it."""
+    for module in (verify_module, tree_module):
+        patch.setattr(module, "residual_weights", lambda p, pi, ids, q: p)
+
+
+@pytest.mark.parametrize(
+    ("plant", "way"),
+    [
+        (plant_another_scale, "chain-ahead-block"), (plant_another_scale, "dynamic"),
+        (plant_the_next_position, "chain-ahead-tokenwise"), (plant_the_next_position, "static"),
+        (plant_one_token_more, "chain-ahead-block"), (plant_one_token_more, "three"),
+        (plant_a_token_of_p, "chain-ahead-tokenwise"), (plant_a_token_of_p, "static"),
+    ],
+)
+def test_faults_that_are_planted_are_seen(
+    alley: Alley, plant: Callable[[pytest.MonkeyPatch], None], way: str
+) -> None:
+    """The test above would fail; fewer tokens are enough for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        text, told, _ = law_texts(alley, way, 100)
+    assert min(text.p_value, told.p_value) < P_MIN, (text.p_values(), told.p_values())
 
 
 # --- tiny real models ------------------------------------------------------------------------------------------------

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from actors.drafters.block import block_drafter
 from actors.drafters.medusa import medusa_drafter
@@ -23,11 +21,12 @@ from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.settings import OverlapSettings, TreeSettings
 from tests.eagle_head import SEEDS
+from tests.laws import Told, of_real_texts
 from tests.local_tier import LocalTier, verifier
 from tests.models import VOCAB, tiny_model, tiny_spec
 from tests.one_pass_heads import losses, trained
 from tests.unit.test_exactness import Answer, answer
-from tests.unit.test_exactness_eagle import PATIENT, SEEDED, SHAPES, Tier, _law, _sampling, figures, request
+from tests.unit.test_exactness_eagle import PATIENT, SEEDED, SHAPES, Tier, _sampling, figures, request
 
 pytestmark = pytest.mark.exactness
 
@@ -118,7 +117,10 @@ def test_a_pool_of_its_own_changes_nothing(build: Build, kind: str, tree: TreeSe
     house = build(kind)
     apart = [LocalTier(house.drafter), LocalTier(house.target)]
     overlap = OverlapSettings(num_branches=6, num_guesses=2, num_tokens=2) if ahead else None
-    ladder = Ladder(apart, settings=replace(PATIENT, tree=tree, overlap=overlap), sends_features=True)
+    ladder = Ladder(
+        apart, settings=replace(PATIENT, tree=tree, overlap=overlap), sends_features=True,
+        feature_window=house.drafter.feature_window,
+    )
     asked = [
         request(f"r{i}", s, sampling=SEEDED if i % 2 else SamplingParams(), lookahead=2)
         for i, s in enumerate(SEEDS[:4])
@@ -140,25 +142,15 @@ def test_little_memory_changes_nothing(build: Build) -> None:
 
 @pytest.mark.parametrize(("kind", "shape"), [("medusa", "static"), ("block", "chain"), ("block", "dynamic")])
 def test_sampled_texts_have_the_law_of_the_target(build: Build, kind: str, shape: str) -> None:
-    """Of three tokens the first is plain, for features are missing; the others are drafted and judged."""
+    """So have the drafts that the head made, by the laws that came with them."""
     house = build(kind, SHAPES[shape])
-    prompt = request("p", 0).prompt_ids
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        law = {(*text, i): p * q for text, p in law.items() for i, q in _law(np.append(prompt, text)).items()}
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted, total = 0, 384
-    for start in range(0, total, 48):
-        asked = [request(f"r{i}", 0, sampling=_sampling(i), max_tokens=3) for i in range(start, start + 48)]
-        for got in house.ask(house.together, *asked):
-            accepted += got.finish.figures.accepted
-            counts[tuple(got.ids)] += 1
-    assert accepted > total / 5
-    assert set(counts) <= set(law)
-    likely = [text for text, p in law.items() if p * total >= 5]
-    observed, expected = [counts[text] for text in likely], [law[text] * total for text in likely]
-    if total - sum(expected) >= 5:
-        observed.append(total - sum(observed))
-        expected.append(total - sum(expected))
-    scale = sum(observed) / sum(expected)
-    assert stats.chisquare(observed, [scale * e for e in expected]).pvalue > 1e-3
+    told = Told(house.drafter)
+    asked = [request(f"r{i}", 0, sampling=_sampling(i), max_tokens=24) for i in range(64)]
+    answers = house.ask(house.together, *asked)
+    texts = [a.ids for a in answers]
+    assert figures(answers, "accepted") > 200
+    evidence = of_real_texts(tiny_model("llama"), [a.prompt_ids for a in asked], texts, _sampling(0))
+    assert evidence.p_value > 1e-5, evidence.p_values()
+    drafted = told.evidence(VOCAB)
+    assert len(drafted) > 1000
+    assert drafted.p_value > 1e-5, drafted.p_values()

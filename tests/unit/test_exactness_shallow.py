@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from actors.drafters.cascade import CascadeDrafter
 from actors.drafters.shallow import ShallowDrafter
 from actors.engine.shallow import Shallow
 from actors.inline import InlineVerifier
 from actors.sampling.params import SamplingParams
-from actors.sampling.processors import process
 from actors.verifier import Verifier
 from cluster.bench.local import LAW_SUPPORT
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.settings import CoordinatorSettings, TreeSettings
+from tests.laws import Told, of_soft_texts
 from tests.local_tier import LocalTier, verifier
 from tests.models import tiny_runner, tiny_spec
 from tests.self_model import self_drafting
-from tests.soft_model import SoftLaws, two_tokens
+from tests.soft_model import SoftLaws
 from tests.unit.test_exactness import Answer, answer, request
 
 pytestmark = pytest.mark.exactness
@@ -145,29 +143,11 @@ def test_a_middle_tier_may_draft_for_itself(made: Make) -> None:
 FEW, SCALE, LAW_SEQUENCES, LAW_TOKENS = 6, 3.0, 40, 60
 
 
-def p_value_of(texts: Sequence[list[int]], params: SamplingParams) -> float:
-    """Chi-square of the tokens after each pair of tokens, against the law of the target alone, without any engine."""
-    counts = np.zeros((FEW, FEW, FEW))
-    for text in texts:
-        np.add.at(counts, (text[:-2], text[1:-1], text[2:]), 1)
-    laws, statistic, freedom = SoftLaws(FEW, 0.0, 4, SCALE), 0.0, 0
-    for first, second in itertools.product(range(FEW), repeat=2):
-        logits = laws.rows([two_tokens(first, second)])[0]
-        probs = process(logits, params, [first, second], 0).double().exp().numpy()
-        observed, expected = counts[first, second], counts[first, second].sum() * probs
-        kept = expected >= 5
-        if kept.sum() < 2:
-            continue
-        observed, expected = observed[kept], expected[kept] * observed[kept].sum() / expected[kept].sum()
-        statistic += float(((observed - expected) ** 2 / expected).sum())
-        freedom += int(kept.sum()) - 1
-    return float(stats.chi2.sf(statistic, freedom))
-
-
 @pytest.mark.parametrize("block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("way", TREES)
 def test_the_law_of_an_unseeded_text_is_the_targets(made: Make, way: str, block: bool) -> None:
     drafter, host, _ = self_drafting(apart=0.7, vocab_size=FEW, scale=SCALE, short=True)
+    told = Told(drafter)
     params = SamplingParams(temperature=0.9, block_verification=block)
     rng = np.random.default_rng(8)
     asked = [
@@ -178,7 +158,9 @@ def test_the_law_of_an_unseeded_text_is_the_targets(made: Make, way: str, block:
         for i in range(LAW_SEQUENCES)
     ]
     answers = made(drafter, host).ask(way, *asked)
-    assert p_value_of([a.ids for a in answers], params) > 1e-4
+    laws = SoftLaws(FEW, 0.0, 4, SCALE), SoftLaws(FEW, 0.7, 1, SCALE)  # as `self_drafting` makes them
+    assert of_soft_texts([a.ids for a in answers], params, *laws).p_value > 1e-5
+    assert told.evidence(FEW).p_value > 1e-5
     accepted = sum(a.finish.figures.accepted for a in answers)
     assert accepted > 300, "hardly a draft was accepted: inconclusive"
 

@@ -85,6 +85,7 @@ class Stand:
         ladder = Ladder(
             [LocalTier(worker) for worker in workers], settings=coordinator_settings(config),
             target_drafts=config.target_drafts, sends_features=config.sends_features,
+            feature_window=config.feature_window,
         )
         lookahead = config.speculation.lookahead
         assert isinstance(lookahead, int)

@@ -43,6 +43,8 @@ def features(start: int, end: int) -> Features:
 
 @dataclass
 class FeatureTier(FakeTier):
+    window: int = 0  # positions that the drafter needs; 0: all
+
     async def lease(
         self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
     ) -> FakeLease:
@@ -56,15 +58,25 @@ class FeatureLease(FakeLease):
 
     num_features: int = 0
 
+    @property
+    def window(self) -> int:
+        """Positions that the drafter needs; 0: all."""
+        assert isinstance(self.tier, FeatureTier)
+        return self.tier.window
+
     def propose(self, context: Context, shape: DraftShape) -> FakeHandle:
         if self.held is None:
             self.num_features = 0
+        needed = max(0, context.num_tokens - 1 - self.window) if self.window else 0
+        if self.num_features < needed:
+            self.num_features = needed  # what lies before is of no use
         handle = super().propose(context, shape)
         if not handle.outcome.done() or handle.outcome.exception() or not len(handle.outcome.result().tokens):
             return handle
         found = context.features
         if found is not None and found.start <= self.num_features:
             self._require(bool((found.rows == features(found.start, found.end).rows).all()), "wrong features came")
+            self._require(not self.window or len(found.rows) <= self.window + 1, "more features came than are needed")
             self.num_features = max(self.num_features, found.end)
         if self.num_features < context.num_tokens - 1:
             outcome: asyncio.Future[Draft] = asyncio.get_running_loop().create_future()
@@ -82,14 +94,18 @@ class FeatureLease(FakeLease):
         return replace(verdict, features=features(context.features_from, context.num_tokens + verdict.num_accepted))
 
 
-def tiers_of(percent: int, faults: Faults = no_faults) -> list[FakeTier]:
-    return [FeatureTier(0, agreeing(percent), faults), FeatureTier(1, target_model, faults)]
+def tiers_of(percent: int, faults: Faults = no_faults, window: int = 0) -> list[FakeTier]:
+    return [
+        FeatureTier(0, agreeing(percent), faults, window=window), FeatureTier(1, target_model, faults, window=window)
+    ]
 
 
 def run(tiers: list[FakeTier], max_tokens: int) -> tuple[list[int], Finish]:
     async def go() -> tuple[list[int], Finish]:
         ids: list[int] = []
-        async for item in generate(make_request(max_tokens), Ladder(tiers, (), PATIENT, sends_features=True)):
+        assert isinstance(tiers[0], FeatureTier)
+        ladder = Ladder(tiers, (), PATIENT, sends_features=True, feature_window=tiers[0].window)
+        async for item in generate(make_request(max_tokens), ladder):
             if isinstance(item, Finish):
                 return ids, item
             ids += item.token_ids.tolist()
@@ -112,6 +128,22 @@ def test_every_round_but_the_first_drafts_from_features_of_all_that_was_decided(
     assert not finish.figures.degraded
 
 
+@pytest.mark.parametrize("window", [1, 2, 7])
+def test_who_needs_few_positions_is_sent_no_others(window: int) -> None:
+    """However long the prompt is."""
+    tiers = tiers_of(70, window=window)
+    ids, finish = run(tiers, 60)
+    assert ids == alone(60)
+    drafter, target = tiers
+    assert [tier.violations for tier in tiers] == [[], []]
+    assert target.contexts[0].features_from == max(0, len(PROMPT) - window)
+    asked = [context.num_tokens - context.features_from for context in target.contexts]
+    assert max(asked) <= window
+    assert len(drafter.contexts) in (finish.figures.rounds - 1, finish.figures.rounds - 2)
+    assert finish.figures.accepted > 20
+    assert not finish.figures.degraded
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_dies_or_forgets_the_text_stays_and_drafting_comes_back(seed: int) -> None:
     rng = random.Random(seed)
@@ -128,7 +160,7 @@ def test_whatever_dies_or_forgets_the_text_stays_and_drafting_comes_back(seed: i
             return rng.choice(kinds[kind])
         return None
 
-    tiers = tiers_of(80, faults)
+    tiers = tiers_of(80, faults, seed % 3)
     ids, finish = run(tiers, 90)
     assert ids == alone(90)
     assert [tier.violations for tier in tiers] == [[], []]
