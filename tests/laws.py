@@ -123,7 +123,7 @@ def of_soft_texts(
     texts: Sequence[Sequence[int]], params: SamplingParams, target: SoftLaws, *drafters: SoftLaws
 ) -> Evidence:
     """Texts of a target that speaks by the last two tokens, along its own laws and those of its drafters."""
-    pairs = list(itertools.product(range(target.vocab_size), repeat=2))
+    pairs = list(itertools.product(range(target.vocab_size), range(target.vocab_size)))
 
     def laws(of: SoftLaws) -> dict[tuple[int, int], Floats]:
         return {pair: _law(of.rows([two_tokens(*pair)])[0], params, pair, 0) for pair in pairs}
@@ -153,4 +153,5 @@ def of_real_texts(
 
 def _law(logits: torch.Tensor, params: SamplingParams, before: Sequence[int] | Ids, num_prompt_tokens: int) -> Floats:
     law: Floats = process(logits, params, before, num_prompt_tokens).double().exp().numpy()
-    return law / law.sum()
+    law /= law.sum()
+    return law
