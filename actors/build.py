@@ -36,6 +36,7 @@ from actors.emulation.runner import load_emulated
 from actors.engine.engine import Engine
 from actors.engine.make import make_runner
 from actors.engine.step import ModelRunner
+from actors.grammar.vocabulary import know_model
 from actors.heads.parallel import read_mask_tokens
 from actors.inline import InlineVerifier, RelayVerifier, Verifies
 from actors.loading.checkpoint import load_config, load_model, max_context_tokens, resolve
@@ -241,6 +242,7 @@ def describe(spec: ModelSpec, vocab_size: int) -> ReplicaInfo:
     """What the replica will say of itself."""
     config: Any = load_config(spec.model)
     tokenizer = load_tokenizer(spec.model)
+    know_model(fingerprint(tokenizer), spec.model)
     longest = max_context_tokens(config)
     return ReplicaInfo(
         tier=spec.tier,

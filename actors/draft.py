@@ -17,7 +17,8 @@ import numpy as np
 
 from actors.cores import stay_on
 from actors.drafter_specs import DrafterSpec
-from actors.messages import Draft, Enumeration, ReplicaInfo, ReplicaStats
+from actors.grammar.gate import Gate
+from actors.messages import Context, Draft, Enumeration, Ids, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
 from actors.spec import InlineTier, ModelSpec
 from actors.wire.access import Endpoint
@@ -49,6 +50,7 @@ class DraftActor:
         below = {"inline": inline} if inline else {}
         self._drafter = load_factory(factory)(model_spec, drafter_spec, **below)
         self._presence = Presence(model_spec.idle_timeout_s)
+        self._gate = Gate()
         handlers = {Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.CLOSE: self._close}
         self._server = CallServer(
             handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s
@@ -61,35 +63,51 @@ class DraftActor:
     def _propose(self, payload: bytes) -> Call:
         started = time.monotonic()
         context, shape = decode_propose(payload)
-        try:
-            future: Future[Draft] = self._drafter.propose(context, shape)
-        except Exception as error:  # whatever happened, the round goes on without a draft and says why
-            future = completed(Draft(
-                np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",
-                seconds=time.monotonic() - started,
-            ))
-        return Call(context.sequence_id, future)
+
+        def start() -> Future[Draft]:
+            try:
+                return self._drafter.propose(context, shape)
+            except Exception as error:  # whatever happened, the round goes on without a draft and says why
+                return completed(Draft(
+                    np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",
+                    seconds=time.monotonic() - started,
+                ))
+
+        return self._call(context, start)
 
     def _enumerate(self, payload: bytes) -> Call:
         context, draft, verify_round, plan = decode_ahead(payload)
-        try:
-            future: Future[Enumeration] = self._drafter.enumerate(context, draft, verify_round, plan)
-        except Exception as error:  # the verify pass under way then simply has no successor yet
-            future = completed(
-                Enumeration(verify_round, tier=self._spec.tier, error=f"{type(error).__name__}: {error}")
-            )
-        return Call(context.sequence_id, future)
+
+        def start() -> Future[Enumeration]:
+            try:
+                return self._drafter.enumerate(context, draft, verify_round, plan)
+            except Exception as error:  # the verify pass under way then simply has no successor yet
+                return completed(
+                    Enumeration(verify_round, tier=self._spec.tier, error=f"{type(error).__name__}: {error}")
+                )
+
+        return self._call(context, start)
+
+    def _call(self, context: Context, start: Callable[[], Future[Any]]) -> Call:
+        return Call(context.sequence_id, self._gate.pass_on(context.sequence_id, context.sampling.grammar, start))
 
     def _close(self, payload: bytes) -> Call:
         sequence_id, held = decode_close(payload)
-        self._drafter.close(sequence_id, held)
-        self._presence.end(sequence_id)
-        return Call(sequence_id, completed(None))
+        return Call(sequence_id, self._ended(sequence_id, held))
+
+    def _ended(self, sequence_id: str, held: Ids | None = None) -> Future[None]:
+        """Once the calls that came before have been started."""
+
+        def start() -> Future[None]:
+            self._drafter.close(sequence_id, held)
+            self._presence.end(sequence_id)
+            return completed(None)
+
+        return self._gate.pass_on(sequence_id, None, start)
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        self._drafter.close(sequence_id)
-        self._presence.end(sequence_id)
+        await asyncio.wrap_future(self._ended(sequence_id))
 
     async def attend(self, sequence_id: str) -> None:
         """From now on `wait_closed` says when this sequence ends."""

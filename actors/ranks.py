@@ -12,13 +12,15 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.cores import stay_on
-from actors.messages import ReplicaInfo, ReplicaStats
+from actors.grammar.gate import Gate
+from actors.messages import Context, Ids, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
 from actors.spec import InlineTier, ModelSpec
 from actors.wire.access import Endpoint
@@ -72,6 +74,7 @@ class RankWorker:
         self._verifier: Verifies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence = Presence(spec.idle_timeout_s)
+        self._gate = Gate()
         handlers = {
             Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.VERIFY: self._verify,
             Kind.VERIFY_AHEAD: self._verify_ahead, Kind.STEP: self._step, Kind.CLOSE: self._close,
@@ -100,22 +103,24 @@ class RankWorker:
     def _verify(self, payload: bytes) -> Call:
         """Verify the concatenation of the drafts after the context; none means a plain step."""
         context, drafts, want_laws = decode_verify(payload)
-        return Call(context.sequence_id, self._leader().verify(context, drafts, want_laws))
+        return self._call(context, lambda: self._leader().verify(context, drafts, want_laws))
 
     def _propose(self, payload: bytes) -> Call:
         """Draft with this tier's own model, when the tiers below it are left out."""
         context, shape = decode_propose(payload)
-        return Call(context.sequence_id, self._leader().propose(context, shape))
+        return self._call(context, lambda: self._leader().propose(context, shape))
 
     def _enumerate(self, payload: bytes) -> Call:
         """Draft with this tier's own model for the outcomes of a pass of the tier above."""
         context, draft, verify_round, plan = decode_ahead(payload)
-        return Call(context.sequence_id, self._leader().enumerate(context, draft, verify_round, plan))
+        return self._call(context, lambda: self._leader().enumerate(context, draft, verify_round, plan))
 
     def _verify_ahead(self, payload: bytes) -> Call:
         """Verify whichever branch of an enumeration fits the outcome of the pass before."""
         sequence_id, round, enumeration = decode_verify_ahead(payload)
-        return Call(sequence_id, self._leader().verify_ahead(sequence_id, round, enumeration))
+        return Call(sequence_id, self._gate.pass_on(
+            sequence_id, None, lambda: self._leader().verify_ahead(sequence_id, round, enumeration)
+        ))
 
     def _step(self, payload: bytes) -> Call:
         """Draft after the context and the drafts with what is inline here, and verify all of it."""
@@ -125,18 +130,28 @@ class RankWorker:
         leader = self._leader()
         if not isinstance(leader, InlineVerifier):
             raise RuntimeError(f"tier {self._spec.tier} has no drafter inline: call verify")
-        return Call(context.sequence_id, leader.step(context, shape, drafts))
+        return self._call(context, lambda: leader.step(context, shape, drafts))
+
+    def _call(self, context: Context, start: Callable[[], Future[Any]]) -> Call:
+        return Call(context.sequence_id, self._gate.pass_on(context.sequence_id, context.sampling.grammar, start))
 
     def _close(self, payload: bytes) -> Call:
         sequence_id, held = decode_close(payload)
-        self._leader().close(sequence_id, held)
-        self._presence.end(sequence_id)
-        return Call(sequence_id, completed(None))
+        return Call(sequence_id, self._ended(sequence_id, held))
+
+    def _ended(self, sequence_id: str, held: Ids | None = None) -> Future[None]:
+        """Once the calls that came before have been started."""
+
+        def start() -> Future[None]:
+            self._leader().close(sequence_id, held)
+            self._presence.end(sequence_id)
+            return completed(None)
+
+        return self._gate.pass_on(sequence_id, None, start)
 
     async def close(self, sequence_id: str) -> None:
         """Forget a sequence and free what it held; unknown ids are ignored."""
-        self._leader().close(sequence_id)
-        self._presence.end(sequence_id)
+        await asyncio.wrap_future(self._ended(sequence_id))
 
     async def attend(self, sequence_id: str) -> None:
         """From now on `wait_closed` says when this sequence ends."""

@@ -98,7 +98,7 @@ class AheadJob(Job):
         if self._tree is not None:
             self.path = tuple(nodes)
         for node, before in zip(nodes, [-1, *nodes], strict=False):
-            if self._guesses[before + 1].ids[0] != self._tokens[node]:
+            if self._guesses[before + 1].ids[:1] != (self._tokens[node],):
                 break  # not what would be drafted here; the draft may have come from elsewhere
             self._tail.tokens.append(self._tokens[node])
         outcomes = likely_outcomes(

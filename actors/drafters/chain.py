@@ -14,8 +14,8 @@ from actors.engine.jobs import Job
 from actors.messages import Context, Draft, Ids
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import Drawn
+from actors.sampling.ending import ends_draft
 from actors.sampling.laws import SparseLaw
-from actors.sampling.lossy import falls_back
 from actors.sampling.params import VerifyMode
 from actors.sampling.processors import adjusts_logits
 from actors.sampling.rows import LogitRows
@@ -60,9 +60,11 @@ class ChainJob(Job):
         return self._tail
 
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
-        """Draw the next token; it is fed unless it is the last one wanted. A lossy policy may end the draft before."""
+        """Draw the next token; it is fed unless it is the last one wanted. A lossy policy or the grammar may
+        end the draft before.
+        """
         context, tail = self.context, self._tail
-        if falls_back(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
+        if ends_draft(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
             self.answer()
             return None
         drawn, *siblings = draw_children(

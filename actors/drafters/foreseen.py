@@ -22,8 +22,8 @@ from actors.engine.jobs import Job
 from actors.messages import AheadPlan, Branch, Context, Draft, DraftShape, Ids
 from actors.sampling import laws as draft_laws
 from actors.sampling.draw import Drawn
+from actors.sampling.ending import ends_draft
 from actors.sampling.laws import SparseLaw
-from actors.sampling.lossy import falls_back
 from actors.sampling.noise import branch_stream
 from actors.sampling.params import VerifyMode
 from actors.sampling.processors import adjusts_logits
@@ -100,8 +100,8 @@ def _chain(
     siblings: list[tuple[Drawn, ...]] = []
     for place in range(depth):
         known = text[: len(ids) + place]
-        if falls_back(rows, place, context.sampling, known, context.num_prompt_tokens):
-            break  # a lossy policy leaves the rest to the target
+        if ends_draft(rows, place, context.sampling, known, context.num_prompt_tokens):
+            break  # a lossy policy, or the grammar, leaves the rest to the target
         drawn, *others = draw_children(
             rows, place, context.sampling, known, context.num_prompt_tokens, rng, law_support, 1 + shape.siblings,
         )

@@ -25,6 +25,7 @@ from actors.sampling import laws as draft_laws
 from actors.sampling.draw import Drawn
 from actors.sampling.laws import SparseLaw
 from actors.sampling.params import VerifyMode
+from actors.sampling.processors import can_go_on
 from actors.sampling.rows import LogitRows, concat
 from actors.sampling.siblings import confidences, draw_children
 
@@ -71,7 +72,10 @@ class Growth:
 
     def feed(self, node: int, logits: LogitRows, history_ids: Ids, job: Job) -> list[Job]:
         """A node was run by `job`; returns the calls that run the next level, once this one is complete."""
-        if self._is_sampled and not self._shape.widths:
+        context = self.context
+        if not can_go_on(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
+            pass  # a leaf
+        elif self._is_sampled and not self._shape.widths:
             self._rows[node] = concat([logits]), history_ids.copy()
         else:
             widths = self._shape.widths

@@ -1,8 +1,8 @@
 """Drawing from a reduced vocabulary without widening it: all ids of a call become places among the drafted ones.
 
 What is drawn is the same. An id that is not drafted has no part in any law, so top-k, top-p and penalties see the same
-numbers, and places ascend as ids do, so ties fall the same way. Coupled noise alone belongs to ids: there rows are
-widened.
+numbers, and places ascend as ids do, so ties fall the same way. Coupled noise and grammars belong to ids: there
+rows are widened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Narrowed:
         self.rows, self.text, self.context = rows, ids, context
         if vocabulary.is_whole:
             return
-        if context.sampling.mode is VerifyMode.COUPLED:
+        if context.sampling.mode is VerifyMode.COUPLED or context.sampling.grammar is not None:
             values = np.stack([rows.row(i) for i in range(len(rows))])
             self.rows = LogitRows(vocabulary.widen(torch.from_numpy(values)))
             return

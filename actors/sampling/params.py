@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from actors.grammar.grammar import Grammar
 from actors.sampling.policies import LossyPolicy
 
 
@@ -39,6 +40,7 @@ class SamplingParams:
     eos_ids: tuple[int, ...] = ()  # ids masked until min_tokens (end-of-sequence and stop ids)
     num_logprobs: int | None = None  # None: none; 0: of the chosen token; n: also of the n best
     block_verification: bool = True  # for unseeded requests at temperature > 0
+    grammar: Grammar | None = None  # which texts there may be; None: any
     lossy: LossyPolicy | None = None  # the target may keep what it would not have said itself; None: exact
 
     @property

@@ -1,6 +1,6 @@
 """Logits to laws: the one pipeline that makes both p and q.
 
-Order: logit_bias, repetition penalty, presence and frequency penalties, min_tokens, temperature, top-k,
+Order: logit_bias, repetition penalty, presence and frequency penalties, min_tokens and grammar, temperature, top-k,
 top-p, min-p. Every step is a pure function of one row and of the ids before it, so a row's law depends
 on its own sequence alone. Two tiers may pad their vocabularies to different sizes: ids that a row does
 not have are skipped wherever they are named.
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from actors.grammar.compiled import masks_of
+from actors.grammar.grammar import Grammar
 from actors.sampling.params import SamplingParams
 from actors.sampling.ranking import Floats32, Indices, nucleus, top_ids
 from actors.sampling.rows import LogitRows
@@ -24,6 +26,7 @@ from actors.sampling.validate import check_best
 IdSequence = Sequence[int] | npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
+_FEW = 4  # a law over one in so many ids is computed without the others
 _LEAST_TEMPERATURE = 1e-30  # float32 divides by it; a point mass long before
 
 
@@ -62,16 +65,20 @@ def weigh(
     if params.temperature == 0.0:
         best = greedy_argmax(logits, index, params, history_ids, num_prompt_tokens)
         return LogWeights(logits.vocab_size, np.array([best]), np.zeros(1, np.float32))
+    support = logits.support
     if adjusts_logits(params, len(history_ids) - num_prompt_tokens):
-        row = _supported(adjusted(logits.row(index), params, history_ids, num_prompt_tokens), logits.support)
-        top = float(row.max())
+        row = adjusted(logits.row(index), params, history_ids, num_prompt_tokens)
+        if params.grammar is not None:
+            support = _narrowed(row, support)
+        row = _supported(row, support)
+        top = float(row.max(initial=-math.inf))
         check_best(top)
     else:
-        row, top = _supported(logits.row(index), logits.support), logits.top(index)
+        row, top = _supported(logits.row(index), support), logits.top(index)
     with np.errstate(over="ignore"):  # what overflows at a tiny temperature is -Inf: as unlikely as it says
         logs = (row - np.float32(top)) / np.float32(max(params.temperature, _LEAST_TEMPERATURE))
     law = _cut(logs, params)
-    return law if logits.support is None else _of_support(law, logits.support, logits.vocab_size)
+    return law if support is None else _of_support(law, support, logits.vocab_size)
 
 
 def process(
@@ -92,7 +99,7 @@ def adjusted(
     history_ids: IdSequence,
     num_prompt_tokens: int,
 ) -> Floats32:  # [V]
-    """A copy of a row after bias, penalties and min_tokens: what a greedy request takes the argmax of."""
+    """A copy of a row after bias, penalties, min_tokens and grammar: what a greedy request takes the argmax of."""
     row = logits.copy()
     size = len(row)
     if params.logit_bias:
@@ -104,8 +111,13 @@ def adjusted(
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         seen, counts = np.unique(_inside(history[num_prompt_tokens:], size), return_counts=True)
         row[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
-    if len(history) - num_prompt_tokens < params.min_tokens:
-        row[[token for token in params.eos_ids if 0 <= token < size]] = -math.inf
+    ends = [token for token in params.eos_ids if 0 <= token < size]
+    if len(history) - num_prompt_tokens >= params.min_tokens:
+        ends = []
+    if params.grammar is not None:
+        row[~_allowed(params.grammar, history[num_prompt_tokens:], size, ends)] = -math.inf
+    else:
+        row[ends] = -math.inf
     return row
 
 
@@ -113,8 +125,11 @@ def greedy_argmax(
     logits: LogitRows, index: int, params: SamplingParams, history_ids: IdSequence, num_prompt_tokens: int
 ) -> int:
     """The id a greedy request takes: argmax after adjustments, smallest id on ties. Raises `BadLogits`."""
-    if not adjusts_logits(params, len(history_ids) - num_prompt_tokens):
-        return logits.best(index)
+    num_output = len(history_ids) - num_prompt_tokens
+    if not _changes_values(params, num_output):
+        best = logits.best(index)
+        if params.grammar is None or masks_of(params.grammar).allows(_output(history_ids, num_prompt_tokens), best):
+            return best
     row = _supported(adjusted(logits.row(index), params, history_ids, num_prompt_tokens), logits.support)
     best = int(row.argmax())
     check_best(float(row[best]))
@@ -134,8 +149,55 @@ def _of_support(law: LogWeights, support: Indices, size: int) -> LogWeights:
     return LogWeights(size, support[ids], logs)
 
 
+def can_go_on(
+    logits: LogitRows, index: int, params: SamplingParams, history_ids: IdSequence, num_prompt_tokens: int
+) -> bool:
+    """Whether the grammar leaves a drafter a token to draw from row `index`: its vocabulary may be too small for it.
+
+    After the end of the text there is none either, though there is a law. Raises `BadLogits`, `BadGrammar`.
+    """
+    if params.grammar is None:
+        return True
+    masks, output = masks_of(params.grammar), _output(history_ids, num_prompt_tokens)
+    if masks.has_ended(output):
+        return False
+    if masks.allows(output, logits.best(index)):
+        return True
+    row = logits.row(index).copy()
+    row[~_allowed(params.grammar, output, len(row), [])] = -math.inf
+    return bool((_supported(row, logits.support) > -math.inf).any())
+
+
+def _allowed(grammar: Grammar, output: IdSequence, size: int, ends: list[int]) -> npt.NDArray[np.bool_]:
+    """Which of `size` ids may follow `output`, [size]; `ends` may not, unless the grammar has nothing else left."""
+    allowed = np.zeros(size, np.bool_)
+    known = masks_of(grammar).allowed(np.asarray(output, np.int32))[:size]
+    allowed[: len(known)] = known
+    if ends:
+        others = allowed.copy()
+        others[ends] = False
+        if others.any():
+            return others
+    return allowed
+
+
+def _narrowed(row: Floats32, support: Indices | None) -> Indices | None:
+    """Of `support`, the ids that are not masked, where these are few: what is computed for the others is lost."""
+    left = np.flatnonzero(row > -np.inf) if support is None else support[row[support] > -np.inf]
+    return left if len(left) * _FEW <= len(row) or support is not None else None
+
+
+def _output(history_ids: IdSequence, num_prompt_tokens: int) -> npt.NDArray[np.int32]:
+    return np.asarray(history_ids, np.int32)[num_prompt_tokens:]
+
+
 def adjusts_logits(params: SamplingParams, num_output_tokens: int) -> bool:
     """Whether `adjusted` changes a row with `num_output_tokens` before it, or any row after that one."""
+    return params.grammar is not None or _changes_values(params, num_output_tokens)
+
+
+def _changes_values(params: SamplingParams, num_output_tokens: int) -> bool:
+    """Whether more is changed than which ids the grammar lets come."""
     return (
         bool(params.logit_bias)
         or params.repetition_penalty != 1.0

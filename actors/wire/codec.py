@@ -1,6 +1,9 @@
 """Messages as bytes: msgpack of their fields in order, arrays as typed binary. Nothing in it can run code.
 
 Both ends must have the same classes; `SCHEMA` names them, and is compared when a connection opens.
+
+A grammar may be long, and every call names it: it travels whole with calls that tell a sequence from its beginning,
+with others by its digest. An actor that has forgotten it is told the whole sequence again, as when it lacks a prefix.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
+from actors.grammar.grammar import Grammar, GrammarKind
+from actors.grammar.known import UnknownGrammar, known_grammar, learn_grammar
 from actors.messages import (
     AheadPlan,
     Branch,
@@ -39,8 +44,8 @@ _DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8"))
 _HALF = np.dtype("<f2")
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _WIRE_CLASSES: tuple[type[Any], ...] = (
-    Context, SamplingParams, Draft, DraftShape, AheadPlan, Branch, Enumeration, Laws, Verdict, TokenLogprobs, Features,
-    *POLICIES.values(),
+    Context, SamplingParams, Grammar, Draft, DraftShape, AheadPlan, Branch, Enumeration, Laws, Verdict, TokenLogprobs,
+    Features, *POLICIES.values(),
 )
 
 
@@ -49,6 +54,8 @@ def _names(cls: type[Any]) -> tuple[str, ...]:
 
 
 _LOSSY = _names(SamplingParams).index("lossy")
+_GRAMMAR = _names(SamplingParams).index("grammar")
+_SAMPLING = _names(Context).index("sampling")
 _FIELDS = {cls: attrgetter(*_names(cls)) for cls in _WIRE_CLASSES}
 SCHEMA = hashlib.blake2b(
     repr([(cls.__name__, _names(cls)) for cls in _WIRE_CLASSES] + [str(dtype) for dtype in _DTYPES]).encode(),
@@ -62,7 +69,7 @@ def encode_propose(context: Context, shape: DraftShape) -> bytes:
 
 
 def decode_propose(payload: bytes) -> tuple[Context, DraftShape]:
-    """(context, shape)."""
+    """(context, shape). Raises `UnknownGrammar`, as do all that decode a context."""
     context, shape = _unpack(payload)
     return _context(context), DraftShape(*shape)
 
@@ -176,8 +183,10 @@ def _default(value: object) -> object:
         return msgpack.ExtType(_CODES[value.dtype], value.tobytes())
     if isinstance(value, Features):
         return _features_parts(value)
-    if isinstance(value, SamplingParams):
-        return _sampling_bytes(value)
+    if isinstance(value, Context):
+        parts = list(_FIELDS[Context](value))
+        parts[_SAMPLING] = _sampling_bytes(value.sampling, value.start == 0 or value.sampling.grammar is None)
+        return parts
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, LossyPolicy):
@@ -207,8 +216,11 @@ def _array(code: int, data: bytes) -> np.ndarray[Any, Any]:
 
 # Every call of a sequence carries the same settings: they are encoded, and decoded, once.
 @functools.lru_cache(maxsize=1024)
-def _sampling_bytes(params: SamplingParams) -> bytes:
-    return _pack(_FIELDS[SamplingParams](params))
+def _sampling_bytes(params: SamplingParams, is_whole: bool) -> bytes:
+    values = list(_FIELDS[SamplingParams](params))
+    if params.grammar is not None:
+        values[_GRAMMAR] = _FIELDS[Grammar](params.grammar) if is_whole else params.grammar.digest
+    return _pack(values)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -217,7 +229,19 @@ def _sampling(packed: bytes) -> SamplingParams:
     if values[_LOSSY] is not None:
         name, *settings = values[_LOSSY]
         values[_LOSSY] = POLICIES[name](*settings)
+    if isinstance(values[_GRAMMAR], bytes):
+        values[_GRAMMAR] = known_grammar(values[_GRAMMAR])
+    elif values[_GRAMMAR] is not None:
+        kind, *others = values[_GRAMMAR]
+        values[_GRAMMAR] = learn_grammar(Grammar(GrammarKind(kind), *others))
     return SamplingParams(*values)
+
+
+def _context(values: Sequence[Any]) -> Context:
+    try:
+        return _whole_context(values)
+    except UnknownGrammar as error:
+        raise UnknownGrammar(values[0]) from error
 
 
 def _decoder(cls: type[Message], **parts: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Message]:
@@ -236,7 +260,7 @@ def _decoder(cls: type[Message], **parts: Callable[[Any], Any]) -> Callable[[Seq
 
 _laws = _decoder(Laws)
 _logprobs = _decoder(TokenLogprobs)
-_context = _decoder(Context, sampling=_sampling, features=_features)
+_whole_context = _decoder(Context, sampling=_sampling, features=_features)
 _draft = _decoder(Draft, laws=_laws)
 _plan = _decoder(AheadPlan, shape=lambda values: DraftShape(*values))
 _branch = _decoder(Branch, draft=_draft)

@@ -17,7 +17,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from actors.engine.jobs import ReplicaFull
+from actors.grammar.known import UnknownGrammar
+from actors.messages import Draft, Enumeration, Origin, Verdict
 from actors.presence import Presence
 from actors.wire import access
 from actors.wire.access import Endpoint, Refused
@@ -39,6 +43,13 @@ class Call:
     sequence_id: str
     future: Future[Any]
 
+
+# What a call is answered that has to be made again with all of its sequence.
+_MISSING_VERDICT = Verdict(np.empty(0, np.int32), 0, 0, Origin.PLAIN, prefix_missing=True)
+_MISSING: dict[Kind, Draft | Enumeration | Verdict] = {
+    Kind.PROPOSE: Draft(np.empty(0, np.int32), prefix_missing=True), Kind.AHEAD: Enumeration(0, prefix_missing=True),
+    Kind.VERIFY: _MISSING_VERDICT, Kind.STEP: _MISSING_VERDICT,
+}
 
 Handler = Callable[[bytes], Call]  # of a payload; what it raises fails the call
 Defer = Callable[[Callable[[], None]], None]  # runs an act when the worker has no step under way
@@ -86,6 +97,8 @@ class CallServer:
     def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
         try:
             call = self.handlers[kind](payload)
+        except UnknownGrammar as unknown:
+            call = Call(unknown.sequence_id, completed(_MISSING[kind]))
         except Exception as error:  # a payload that cannot be read, a worker that refuses
             log.exception("a call could not be started")
             self._send(caller, Kind.FAILED, number, _line(error))

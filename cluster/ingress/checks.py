@@ -16,6 +16,7 @@ MAX_STOP_STRING_CHARS = 256  # text of that length may be held back
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_REQUEST_ID_CHARS = 128
+MAX_GRAMMAR_BYTES = 65536
 ROLES = ("system", "user", "assistant", "tool")
 
 

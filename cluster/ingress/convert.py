@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from actors.grammar.grammar import JSON_OBJECT, Grammar, GrammarKind
 from actors.messages import Ids
 from actors.sampling.params import SamplingParams
 from actors.sampling.policies import LossyPolicy
 from cluster.coordinator.request import GenerationRequest
 from cluster.ingress import checks
 from cluster.ingress.checks import InvalidRequest, RequestLimits
+from cluster.ingress.grammars import Grammars
 from cluster.ingress.text import TextStream
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
@@ -36,6 +39,7 @@ class RequestDefaults:
     block_verification: bool = True
     lossy: LossyPolicy | None = None  # what a request may ask for; None: every text is exact
     lossy_by_default: bool = False  # whether those that do not say get it
+    grammars: Grammars = Grammars()  # over the target's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,5 +220,26 @@ def _sampling(
         eos_ids=tuple(sorted(stop_ids)),
         num_logprobs=num_logprobs,
         block_verification=defaults.block_verification,
+        grammar=_grammar(asked, defaults.grammars),
         lossy=lossy,
     )
+
+
+def _grammar(asked: pb.SamplingOptions, grammars: Grammars) -> Grammar | None:
+    """What the text has to be, checked as far as is possible without compiling it; None: anything."""
+    kind = asked.WhichOneof("grammar")
+    if kind is None or (kind == "json_object" and not asked.json_object):
+        return None
+    if asked.ignore_eos:
+        raise InvalidRequest(f"{kind} and ignore_eos exclude each other: a text ends where its grammar does; drop one")
+    match kind:
+        case "json_schema":
+            return grammars.make(kind, GrammarKind.JSON_SCHEMA, asked.json_schema)
+        case "json_object":
+            return grammars.make(kind, GrammarKind.JSON_SCHEMA, JSON_OBJECT)
+        case "regex":
+            return grammars.make(kind, GrammarKind.REGEX, asked.regex)
+        case "choice":
+            return grammars.make(kind, GrammarKind.CHOICE, json.dumps(list(asked.choice.texts)))
+        case "ebnf":
+            return grammars.make(kind, GrammarKind.EBNF, asked.ebnf)

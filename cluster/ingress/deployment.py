@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from actors.grammar.vocabulary import know, pieces_of
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
 from actors.spec import EMULATED
@@ -30,6 +31,7 @@ from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
+from cluster.ingress.grammars import Grammars, check_grammar
 from cluster.ingress.http.app import Backend, http_app
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
@@ -69,7 +71,9 @@ class Ingress:
         infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
         check_tokenizers(config, infos)
         target = infos[-1]
-        self._codec = TextCodec(await asyncio.to_thread(load_tokenizer, target.model))
+        tokenizer = await asyncio.to_thread(load_tokenizer, target.model)
+        self._codec = TextCodec(tokenizer)
+        know(target.tokenizer_fingerprint, lambda: pieces_of(tokenizer))
         self._limits = RequestLimits(
             max_context_tokens=target.max_context_tokens, max_tokens=config.limits.max_tokens,
             max_prompt_tokens=config.limits.max_prompt_tokens, max_lookahead=config.speculation.max_lookahead,
@@ -79,6 +83,7 @@ class Ingress:
         announce_lossy(config)
         self._defaults = RequestDefaults(
             eos_ids=target.eos_ids, block_verification=config.speculation.block_verification,
+            grammars=Grammars(target.eos_ids, target.tokenizer_fingerprint, target.model),
             lossy=None if lossy is None else lossy.settings(), lossy_by_default=lossy is not None and lossy.by_default,
             **config.sampling.model_dump(),
         )
@@ -179,6 +184,7 @@ class Ingress:
         began = time.monotonic()
         deadline = began + self._config.limits.request_timeout_s
         checked = from_pb(request, self._codec, self._limits, self._defaults)
+        await check_grammar(checked.sampling.grammar)
         figures = FigureCounter(checked.sequence_id)
         outcome = "cancelled"
         try:

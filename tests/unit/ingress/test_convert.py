@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from actors.grammar.grammar import Grammar, GrammarKind
 from actors.sampling.params import VerifyMode
 from actors.sampling.policies import TypicalAcceptance
 from cluster.ingress.checks import InvalidRequest, RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
+from cluster.ingress.grammars import Grammars
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
 
 LIMITS = RequestLimits(
     max_context_tokens=32, max_tokens=16, max_prompt_tokens=None, max_lookahead=8, max_stop_strings=4
 )
-DEFAULTS = RequestDefaults(max_tokens=12, eos_ids=(1,))
+GRAMMARS = Grammars((1,), "fingerprint", "model")
+DEFAULTS = RequestDefaults(max_tokens=12, eos_ids=(1,), grammars=GRAMMARS)
 
 
 def convert(
@@ -72,6 +75,8 @@ REFUSED = [
     (asking(logit_bias={3: math.inf}), "logit_bias of token id 3 is inf: choose a value in [-100, 100]"),
     (asking(logit_bias={3: 101}), "logit_bias of token id 3 is 101: choose a value in [-100, 100]"),
     (asking(logit_bias=dict.fromkeys(range(1025), 1)), "logit_bias has 1025 entries: the limit is 1024"),
+    (asking(regex="a", ignore_eos=True), "regex and ignore_eos exclude each other: a text ends where its grammar does"),
+    (asking(json_schema="x" * 65537), "json_schema has 65537 bytes: the limit is 65536"),
     (asking(seed=-1), "seed is -1: use at least 0"),
     (asking(num_logprobs=21), "num_logprobs is 21: the limit is 20"),
     (asking(num_logprobs=-1), "num_logprobs is -1: use at least 0"),
@@ -263,3 +268,29 @@ def test_sequences_stay_distinct_when_request_ids_are_equal(codec: TextCodec) ->
 def test_text_stream_honours_the_requests_stops(codec: TextCodec) -> None:
     request = convert(codec, asking(stop_strings=["fox"], include_stop=True))
     assert request.text_stream(codec).push(codec.encode("the fox jumps")).text == "the fox"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "source"),
+    [
+        ({"json_schema": '{"type": "null"}'}, GrammarKind.JSON_SCHEMA, '{"type": "null"}'),
+        ({"json_object": True}, GrammarKind.JSON_SCHEMA, '{"type": "object"}'),
+        ({"regex": "a+"}, GrammarKind.REGEX, "a+"),
+        ({"choice": pb.Choice(texts=["a", "b"])}, GrammarKind.CHOICE, '["a", "b"]'),
+        ({"ebnf": 'root ::= "a"'}, GrammarKind.EBNF, 'root ::= "a"'),
+    ],
+)
+def test_a_grammar_is_over_the_tokens_of_the_target(
+    codec: TextCodec, asked: dict[str, Any], kind: GrammarKind, source: str
+) -> None:
+    assert convert(codec, asking(**asked)).sampling.grammar == Grammar(kind, source, (1,), "fingerprint", "model")
+
+
+@pytest.mark.parametrize("asked", [{}, {"json_object": False}])
+def test_without_a_grammar_there_is_none(codec: TextCodec, asked: dict[str, Any]) -> None:
+    assert convert(codec, asking(**asked)).sampling.grammar is None
+
+
+def test_a_grammar_without_an_end_of_sequence_id_is_refused(codec: TextCodec) -> None:
+    with pytest.raises(InvalidRequest, match="regex cannot be used: this model has no end-of-sequence id"):
+        convert(codec, asking(regex="a"), defaults=RequestDefaults(max_tokens=12))

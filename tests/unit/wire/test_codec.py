@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.grammar.known import UnknownGrammar
 from actors.messages import (
     AheadPlan,
     Branch,
@@ -28,6 +29,7 @@ from actors.sampling.params import SamplingParams
 from actors.sampling.policies import BigLittle, TypicalAcceptance
 from actors.wire import codec
 from actors.wire.checked import Unreadable
+from tests.grammars import schema
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -235,6 +237,27 @@ def test_settings_are_encoded_once_for_all_calls_of_a_sequence() -> None:
         codec.decode_propose(codec.encode_propose(context, DraftShape(4)))
     assert codec._sampling_bytes.cache_info().misses == 1
     assert codec._sampling.cache_info().misses == 1
+
+
+def test_a_grammar_travels_whole_only_with_calls_that_tell_a_sequence_from_its_beginning() -> None:
+    sampling = SamplingParams(grammar=schema({"enum": ["a" * 5000]}), min_tokens=3)
+    whole = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, sampling, 0)
+    later = Context("s", 3, np.arange(2, dtype=np.int32), 3, 5, sampling, 1)
+    sent, sent_later = codec.encode_propose(whole, DraftShape(4)), codec.encode_propose(later, DraftShape(4))
+    assert len(sent) > 5000 > 500 > len(sent_later)
+    first, _ = codec.decode_propose(sent)
+    second, _ = codec.decode_propose(sent_later)
+    assert_same(whole, first)
+    assert_same(later, second)
+    assert first.sampling.grammar is second.sampling.grammar
+
+
+def test_a_call_that_names_an_unknown_grammar_says_whose_it_is() -> None:
+    sampling = SamplingParams(grammar=schema({"enum": ["never told"]}))
+    later = Context("s-7", 3, np.arange(2, dtype=np.int32), 3, 5, sampling, 1)
+    with pytest.raises(UnknownGrammar) as caught:
+        codec.decode_verify(codec.encode_verify(later, [], False))
+    assert caught.value.sequence_id == "s-7"
 
 
 def test_features_are_views_of_what_has_arrived_and_travel_on_as_the_same_bytes() -> None:
