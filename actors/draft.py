@@ -66,7 +66,8 @@ class DraftActor:
 
         def start() -> Future[Draft]:
             try:
-                return self._drafter.propose(context, shape)
+                drafted: Future[Draft] = self._drafter.propose(context, shape)
+                return drafted
             except Exception as error:  # whatever happened, the round goes on without a draft and says why
                 return completed(Draft(
                     np.empty(0, np.int32), tier=self._spec.tier, error=f"{type(error).__name__}: {error}",
@@ -80,7 +81,8 @@ class DraftActor:
 
         def start() -> Future[Enumeration]:
             try:
-                return self._drafter.enumerate(context, draft, verify_round, plan)
+                drafted: Future[Enumeration] = self._drafter.enumerate(context, draft, verify_round, plan)
+                return drafted
             except Exception as error:  # the verify pass under way then simply has no successor yet
                 return completed(
                     Enumeration(verify_round, tier=self._spec.tier, error=f"{type(error).__name__}: {error}")

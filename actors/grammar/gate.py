@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from actors.grammar.compiled import compile_aside, is_ready
@@ -40,12 +41,12 @@ class Gate:
     def _release(self, sequence_id: str) -> None:
         for act, answer in self._waiting.pop(sequence_id):
             try:
-                act().add_done_callback(lambda done, answer=answer: _hand_on(done, answer))
+                act().add_done_callback(partial(_hand_on, answer))
             except Exception as error:  # as if the call had been refused at once
                 answer.set_exception(error)
 
 
-def _hand_on(done: Future[Any], answer: Future[Any]) -> None:
+def _hand_on(answer: Future[Any], done: Future[Any]) -> None:
     error = done.exception()
     if error is not None:
         answer.set_exception(error)

@@ -115,7 +115,7 @@ def adjusted(
     if len(history) - num_prompt_tokens >= params.min_tokens:
         ends = []
     if params.grammar is not None:
-        row[~_allowed(params.grammar, history[num_prompt_tokens:], size, ends)] = -math.inf
+        row[~_allowed(params.grammar, _output(history_ids, num_prompt_tokens), size, ends)] = -math.inf
     else:
         row[ends] = -math.inf
     return row
@@ -168,10 +168,12 @@ def can_go_on(
     return bool((_supported(row, logits.support) > -math.inf).any())
 
 
-def _allowed(grammar: Grammar, output: IdSequence, size: int, ends: list[int]) -> npt.NDArray[np.bool_]:
+def _allowed(
+    grammar: Grammar, output: npt.NDArray[np.int32], size: int, ends: list[int]
+) -> npt.NDArray[np.bool_]:
     """Which of `size` ids may follow `output`, [size]; `ends` may not, unless the grammar has nothing else left."""
     allowed = np.zeros(size, np.bool_)
-    known = masks_of(grammar).allowed(np.asarray(output, np.int32))[:size]
+    known = masks_of(grammar).allowed(output)[:size]
     allowed[: len(known)] = known
     if ends:
         others = allowed.copy()

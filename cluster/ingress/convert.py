@@ -241,5 +241,5 @@ def _grammar(asked: pb.SamplingOptions, grammars: Grammars) -> Grammar | None:
             return grammars.make(kind, GrammarKind.REGEX, asked.regex)
         case "choice":
             return grammars.make(kind, GrammarKind.CHOICE, json.dumps(list(asked.choice.texts)))
-        case "ebnf":
+        case _:
             return grammars.make(kind, GrammarKind.EBNF, asked.ebnf)

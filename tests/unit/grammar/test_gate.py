@@ -29,6 +29,7 @@ def noting(done: list[str], name: str) -> Callable[[], Future[Any]]:
     return lambda: (done.append(name), completed(name))[-1]
 
 
+@pytest.mark.asyncio
 async def test_calls_without_a_grammar_or_with_a_known_one_pass_at_once() -> None:
     gate, done = Gate(), []
     known = regex("ab")
@@ -38,6 +39,7 @@ async def test_calls_without_a_grammar_or_with_a_known_one_pass_at_once() -> Non
     assert done == ["none", "known"]
 
 
+@pytest.mark.asyncio
 async def test_what_follows_a_waiting_call_waits_with_it_and_other_sequences_do_not() -> None:
     gate, done = Gate(), []
     grammar, go = slow("gate: order")
@@ -54,6 +56,7 @@ async def test_what_follows_a_waiting_call_waits_with_it_and_other_sequences_do_
     assert gate.pass_on("s", grammar, noting(done, "again")).result() == "again"
 
 
+@pytest.mark.asyncio
 async def test_a_call_whose_grammar_cannot_be_compiled_is_started_and_fails_by_itself() -> None:
     gate = Gate()
 

@@ -10,6 +10,7 @@ from cluster.ingress.grammars import check_grammar
 from tests.grammars import regex
 
 
+@pytest.mark.asyncio
 async def test_a_good_grammar_is_compiled_and_a_bad_one_refused_every_time() -> None:
     await check_grammar(None)
     good = regex("ab|ingress")
