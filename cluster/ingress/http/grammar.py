@@ -35,7 +35,25 @@ def grammar_of(response_format: ResponseFormat | None, grammar: GrammarField | N
 
 
 def set_grammar(request: pb.GenerateRequest, form: Form | None) -> None:
-    """Ask for the form. Raises `InvalidRequest`: this server cannot hold a text to one yet."""
-    if form is not None:
-        raise InvalidRequest(f"{form.param} asks for {form.kind}, which this server cannot enforce: drop it and check "
-                             "the text yourself", form.param, "unsupported_parameter")
+    """Ask for the form. Raises `InvalidRequest`."""
+    if form is None:
+        return
+    sampling = request.sampling
+    match form.kind:
+        case "json_object":
+            sampling.json_object = True
+        case "choice":
+            sampling.choice.texts.extend(_texts(form))
+        case kind:
+            setattr(sampling, kind, form.text)
+
+
+def _texts(form: Form) -> list[str]:
+    try:
+        texts = json.loads(form.text)
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{form.param}.text of kind choice is a JSON array of strings: give it at least one",
+                             form.param)
+    return texts
