@@ -17,6 +17,7 @@ import numpy as np
 
 from actors.drafter_specs import NgramSpec
 from actors.drafters.base import Drafter
+from actors.drafters.legal import legal_nodes
 from actors.messages import Context, Draft, DraftShape, Ids, ReplicaStats
 
 NO_IDS = np.empty(0, np.int32)
@@ -152,6 +153,9 @@ class NgramDrafter(Drafter):
         sequence.round = context.round
         self._catch_up(sequence.index, context)
         tokens = sequence.index.continuation(num_tokens)
+        if tokens and context.sampling.grammar is not None:
+            output = sequence.index.tokens[context.num_prompt_tokens :]
+            tokens = tokens[: len(legal_nodes(context.sampling.grammar, output, tokens, None))]
         self._num_proposals += 1
         self._num_hits += bool(tokens)
         self._num_rows += len(tokens)

@@ -18,6 +18,7 @@ import numpy as np
 
 from actors.drafter_specs import SuffixSpec
 from actors.drafters.base import Drafter
+from actors.drafters.legal import legal_nodes
 from actors.drafters.suffix_automaton import Cursor, SuffixAutomaton
 from actors.drafters.suffix_search import Limits, grow, starts
 from actors.drafters.suffix_store import Entry, SuffixStore
@@ -136,6 +137,13 @@ class SuffixDrafter(Drafter):
         sequence.read(context.num_committed)
         sequence.store(self._store, min(context.num_committed, len(sequence.tokens)))
         tokens, parents = self._draft(sequence, shape)
+        if tokens and context.sampling.grammar is not None:
+            output = sequence.tokens[context.num_prompt_tokens :]
+            kept = legal_nodes(context.sampling.grammar, output, tokens, parents)
+            if parents is not None:
+                names = {-1: -1} | {node: name for name, node in enumerate(kept)}
+                parents = [names[parents[node]] for node in kept]
+            tokens = [tokens[node] for node in kept]
         self._num_proposals += 1
         self._num_hits += bool(tokens)
         self._num_rows += len(tokens)

@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
+from cluster.ingress.grammars import Grammars
 from cluster.ingress.http.app import Backend, http_app
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
 
 LIMITS = RequestLimits(max_context_tokens=600, max_tokens=64, max_prompt_tokens=None, max_lookahead=8)
+GRAMMARS = Grammars((1,), "fingerprint", "model")
 TOOLS_TEMPLATE = (
     "{% if tools %}{% for tool in tools %}<|start|>tool {{ tool.function.name }} in <tool_call><|end|>{% endfor %}"
     "{% endif %}{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
@@ -42,7 +44,7 @@ class Scripted:
 
     async def chunks(self, request: pb.GenerateRequest, caller: str | None) -> AsyncGenerator[pb.GenerateChunk, None]:
         self.callers.append(caller)
-        checked = from_pb(request, self.codec, LIMITS, RequestDefaults(max_tokens=12, eos_ids=(1,)))
+        checked = from_pb(request, self.codec, LIMITS, RequestDefaults(max_tokens=12, eos_ids=(1,), grammars=GRAMMARS))
         self.seen.append(checked)
         self.num_open += 1
         try:

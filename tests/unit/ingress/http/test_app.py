@@ -57,6 +57,26 @@ async def test_every_option_of_a_chat_reaches_the_generation(scripted: Scripted)
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("asked", "kind", "source"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+         "json_schema", '{"type": "null"}'),
+        ({"extra_body": {"grammar": {"kind": "choice", "text": '["a", "b"]'}}}, "choice", '["a", "b"]'),
+        ({"extra_body": {"grammar": {"kind": "regex", "text": "a+"}}}, "regex", "a+"),
+    ],
+)
+async def test_the_form_of_a_text_reaches_the_generation(
+    scripted: Scripted, asked: dict[str, Any], kind: str, source: str
+) -> None:
+    await scripted.client().chat.completions.create(model="tiny", messages=HELLO, **asked)
+    grammar = scripted.seen[0].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.source, grammar.vocabulary) == (kind, source, "fingerprint")
+
+
+@pytest.mark.asyncio
 async def test_streamed_pieces_add_up_to_the_whole_and_counts_come_last(scripted: Scripted) -> None:
     stream = await scripted.client().chat.completions.create(
         model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}, logprobs=True,
