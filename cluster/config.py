@@ -7,9 +7,11 @@ variables override both. Every mistake becomes one line that names the field and
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -30,11 +32,14 @@ from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
 from cluster.config_lossy import LossyConfig, check_lossy
 from cluster.config_section import Positive, Seconds, Section, Share
+from cluster.config_vllm import from_vllm, is_vllm
 
 __all__ = [
     "AuthConfig", "Config", "ConfigError", "DrafterConfig", "EmulationConfig", "LimitsConfig", "ReplicasConfig",
     "ResourcesConfig", "SamplingConfig", "ServerConfig", "SpeculationConfig", "TierConfig", "load_config",
 ]
+
+logger = logging.getLogger(__name__)
 
 _MAX_GUESSES = 32  # named words of an emulated tier, its best included: a vocabulary has at least 64
 
@@ -443,9 +448,20 @@ class Config(Section):
 
 def load_config(
     source: str | os.PathLike[str] | dict[str, object], environ: dict[str, str] | None = None,
+    on_note: Callable[[str], None] = logger.info,
 ) -> Config:
     """Settings from a preset name, a YAML file or a mapping, overridden by OUTRIDER_* variables.
 
-    Raises `ConfigError` with one line per mistake.
+    A vLLM configuration file will do: `on_note` is told what became of each of its keys. Raises `ConfigError` with one
+    line per mistake.
     """
-    return validate(Config, load_mapping(source, dict(os.environ) if environ is None else environ, Config))
+
+    def translate(data: dict[str, Any]) -> dict[str, Any]:
+        if not is_vllm(data):
+            return data
+        ours, notes = from_vllm(data)
+        for note in notes:
+            on_note(note)
+        return ours
+
+    return validate(Config, load_mapping(source, dict(os.environ) if environ is None else environ, Config, translate))

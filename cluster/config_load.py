@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,8 +37,12 @@ def preset_names() -> list[str]:
 
 def load_mapping(
     source: str | os.PathLike[str] | dict[str, object], environ: dict[str, str], schema: type[BaseModel],
+    translate: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: data,
 ) -> dict[str, Any]:
-    """The merged, still unchecked settings: preset, then file or mapping, then environment."""
+    """The merged, still unchecked settings: preset, then file or mapping, then environment.
+
+    `translate` makes ours of a file or mapping that is written for another program.
+    """
     data: Any
     if isinstance(source, dict):
         data = dict(source)
@@ -49,6 +53,7 @@ def load_mapping(
         if not path.is_file():
             raise ConfigError([f"{source}: no such file or preset; presets are: {', '.join(preset_names())}"])
         data = _parse(path.read_text(encoding="utf-8"), str(source))
+    data = translate(data)
     preset = data.pop("preset", None)
     if preset is not None:
         if preset not in preset_names():

@@ -23,7 +23,7 @@ def serve(
 ) -> None:
     """Start a local Ray with the service on it; Ctrl-C or SIGTERM stops everything."""
     with guard():
-        settings = with_ports(load_config(config), grpc_port, http_port)
+        settings = with_ports(load_config(config, on_note=_note), grpc_port, http_port)
         models.prepare(settings)
         try:
             with local.running(settings, verbose=verbose):
@@ -39,6 +39,11 @@ def serve(
                     signal.pause()  # an interrupt raises from here
         except KeyboardInterrupt:
             stdout.print("stopped")
+
+
+def _note(line: str) -> None:
+    """What became of a setting of another program."""
+    stdout.print(f"[dim]{escape(line)}[/]")
 
 
 def with_ports(config: Config, grpc_port: int | None, http_port: int | None) -> Config:
