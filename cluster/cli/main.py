@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from cluster.cli.bench import bench
+from cluster.cli.config import config
 from cluster.cli.demo import demo
 from cluster.cli.doctor import doctor
 from cluster.cli.generate import generate
@@ -16,7 +17,6 @@ app = typer.Typer(
     name="outrider",
     help="Serve a large language model by exact speculative decoding.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,  # a traceback must not print prompts
 )
 app.command()(demo)
@@ -24,5 +24,6 @@ app.command()(serve)
 app.command()(generate)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
+app.add_typer(config, name="config")
 app.add_typer(train, name="train")
 app.add_typer(token, name="token")
