@@ -108,16 +108,13 @@ def _settings(
 
 
 def _examined(settings: DoctorSettings, as_json: bool) -> Diagnosis:
-    from actors.drafters.translate.spelling import UnsuitableTokenizer
+    from actors.drafters.calibration import CalibrationFailed
     from actors.engine.native.build import KernelBuildError
-    from actors.loading.builtin import BuiltinModelError
-    from actors.loading.errors import ModelNotFound, UnsupportedModel
     from cluster.bench.drafters.doctor import examine
-    from cluster.bench.drafters.kinds import NotMeasured
 
     with bench_show.watcher(bench_show.screen(as_json)) as bar:
         try:
             return examine(settings, bar)
-        except (NotMeasured, BuiltinModelError, ModelNotFound, UnsupportedModel, KernelBuildError,
-                UnsuitableTokenizer) as error:
+        except (ValueError, CalibrationFailed, KernelBuildError) as error:
+            # Models, heads, layers and tokenizers that are missing or do not fit are kinds of ValueError.
             raise CommandError(" ".join(str(error).split())) from error

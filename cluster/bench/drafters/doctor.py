@@ -78,6 +78,9 @@ def examine(settings: DoctorSettings, watcher: Watcher) -> Diagnosis:
         stack.callback(stand.close)
         watcher.run_done()
         config = _config(settings, target, stand)
+        furthest = config.speculation.lookahead  # of a head: as far as it goes
+        assert isinstance(furthest, int)
+        settings = replace(settings, max_lookahead=furthest)
         tokenizers = _tokenizers(config)
         findings = [diagnosis.tokenizers(tokenizers)]
         if tokenizers is not None and not tokenizers.same and tokenizers.mode == "same":

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from actors.heads.medusa import MedusaHeads, medusa_config
+from actors.heads.vocab import DraftVocabulary
 from cluster.cli.main import app
 from tests.tiny_checkpoint import tiny_checkpoint
 
@@ -58,6 +62,20 @@ def test_another_kind_over_the_same_target(models: Path) -> None:
     assert 0 < found["rounds_with_a_draft"] <= 1  # type: ignore[operator]
     assert found["hop_ms"] == 0.5
     assert levels(found)["tokenizer"] == "ok"
+
+
+def test_a_head_is_looked_at_as_far_as_it_goes_and_a_damaged_one_is_one_line(models: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(models / "target")
+    output, size = model.lm_head.weight, model.config.vocab_size
+    config = medusa_config(model.config, size, num_heads=2)
+    MedusaHeads.fresh(config, model.model.norm.weight, output, DraftVocabulary(np.arange(size), size)).save(tmp_path)
+    arguments = ["--target", str(models / "target"), "--kind", "medusa", "--head", str(tmp_path)]
+    found, _ = examine(*arguments)
+    assert len(found["speedup_by_k"]) == 1 + 2  # type: ignore[arg-type]
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    assert result.exit_code == 1
+    assert f"error: {tmp_path}: model.safetensors is missing or damaged" in result.stderr
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
