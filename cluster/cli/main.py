@@ -9,6 +9,7 @@ from cluster.cli.config import config
 from cluster.cli.demo import demo
 from cluster.cli.doctor import doctor
 from cluster.cli.generate import generate
+from cluster.cli.plan import plan
 from cluster.cli.serve import serve
 from cluster.cli.token import token
 from cluster.cli.train import train
@@ -23,6 +24,7 @@ app.command()(demo)
 app.command()(serve)
 app.command()(generate)
 app.command()(doctor)
+app.command()(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(config, name="config")
 app.add_typer(train, name="train")

@@ -117,12 +117,13 @@ class Device:
                 over.add(work)
         if over:
             self._waiting = [work for work in self._waiting if work not in over]
-        self._busy = False
-        for work, _ in taken:
+        num_waiting = len(self._waiting)
+        for work, _ in taken:  # busy still: what these submit at once must not begin a pass beside the next one
             if work in over and not work.cancelled:
                 work.end()
-        if over and self._gather_s > 0:
-            self._busy = True
+        is_expecting = len(self._waiting) - num_waiting < len(over)  # some of those answered have not called again yet
+        if is_expecting and self._gather_s > 0:
             self._loop.call_later(self._gather_s, self._loop.at_rest, self._begin)
         else:
+            self._busy = False
             self._wake()

@@ -64,7 +64,7 @@ def plan(scenario: Scenario, sizes: Sequence[int], workers: int = 2, watcher: Wa
     jobs = [plainly(scenario), *(with_drafters(scenario, size) for size in sorted(sizes))]
     watcher = watcher or Unwatched()
     watcher.section(f"planning: {LABEL}", len(jobs))
-    plain, *others = _in_processes(jobs, workers, watcher) if workers > 1 else _here(jobs, watcher)
+    plain, *others = run_all(jobs, workers, watcher)
     points = tuple(
         PlanPoint(size, figures, figures.tokens_per_s / plain.tokens_per_s)
         for size, figures in zip(sorted(sizes), others, strict=True)
@@ -84,6 +84,11 @@ def plainly(scenario: Scenario) -> Scenario:
 def with_drafters(scenario: Scenario, size: int) -> Scenario:
     """The same with another number of replicas of the lowest tier."""
     return replace(scenario, tiers=(replace(scenario.tiers[0], replicas=size), *scenario.tiers[1:]))
+
+
+def run_all(jobs: Sequence[Scenario], workers: int, watcher: Watcher) -> list[LoadFigures]:
+    """The figures of each, in so many processes; 1: in this one."""
+    return _in_processes(jobs, workers, watcher) if workers > 1 else _here(jobs, watcher)
 
 
 def figures_of(scenario: Scenario) -> LoadFigures:
