@@ -53,6 +53,16 @@ class Revoked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """One replica of a pool."""
+
+    replica: str
+    num_leases: int
+    max_leases: int
+    stats: ReplicaStats
+
+
 class Pool:
     """A replica of one tier (wrapped as a Serve deployment in `cluster.app`)."""
 
@@ -162,6 +172,10 @@ class Pool:
         """Counters of the replica's engine."""
         stats: ReplicaStats = await self._group.leader.stats.remote()
         return stats
+
+    async def report(self) -> PoolReport:
+        """How the replica that happened to answer is doing."""
+        return PoolReport(self._tag, len(self._leases), self._settings.spec.max_sequences, await self.stats())
 
     async def leader_pid(self) -> int:
         """Process id, on its own node, of the actor that takes the calls."""

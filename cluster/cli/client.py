@@ -10,28 +10,15 @@ from dataclasses import dataclass
 from google.protobuf import json_format
 
 from actors.spec import EMULATED
+from cluster.client.attempts import Retry
+from cluster.client.requests import Options, Raw, request_of
+from cluster.client.sync import CHANNEL_OPTIONS, Stream
 from cluster.edge.access import Access, reached
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
+__all__ = ["Completion", "Options", "collect", "connect", "is_emulated", "request", "resuming", "stream"]
 INFO_TIMEOUT_S = 30.0
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # long prompts as token ids, many log-probabilities
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the commands let a user choose; None leaves a choice to the server."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    lookahead_tokens: int | None = None
-    speculation: bool = True
-    lossy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +64,16 @@ def request(
     prompt: str, options: Options, *, chat: bool = True, system: str | None = None
 ) -> pb.GenerateRequest:
     """The message for a prompt: one user turn (after an optional system turn), or raw text to continue."""
-    message = pb.GenerateRequest()
-    if chat:
-        if system is not None:
-            message.chat.messages.add(role="system", content=system)
-        message.chat.messages.add(role="user", content=prompt)
-    else:
-        message.text = prompt
-    for name in ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens"):
-        value = getattr(options, name)
-        if value is not None:
-            setattr(message.sampling, name, value)
-    message.sampling.stop_strings.extend(options.stop)
-    if not options.speculation:
-        message.speculation.enabled = False
-    elif options.lookahead_tokens is not None:
-        message.speculation.lookahead_tokens = options.lookahead_tokens
-    if options.lossy is not None:
-        message.speculation.lossy = options.lossy
-    return message
+    if not chat:
+        return request_of(Raw(prompt), options)
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    return request_of([*turns, {"role": "user", "content": prompt}], options)
 
 
 @contextmanager
 def connect(address: str | Access) -> Iterator[outrider_pb2_grpc.OutriderStub]:
     """A stub for a service; the channel closes with the context."""
-    limits = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("send", "receive")]
-    with reached(address).channel(limits) as channel:
+    with reached(address).channel(CHANNEL_OPTIONS) as channel:
         yield outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
 
 
@@ -144,6 +115,17 @@ def stream(
         return collect(call, on_chunk)
     finally:
         call.cancel()  # no effect on a finished call
+
+
+def resuming(
+    stub: outrider_pb2_grpc.OutriderStub,
+    message: pb.GenerateRequest,
+    timeout_s: float,
+    on_chunk: Callable[[pb.GenerateChunk], None] = lambda chunk: None,
+) -> Completion:
+    """The same, but a stream that breaks goes on where it was (`cluster.client`). Raises `CallFailed`."""
+    with Stream(stub, message, timeout_s, Retry()) as running:
+        return collect(running.messages(), on_chunk)
 
 
 def is_emulated(stub: outrider_pb2_grpc.OutriderStub) -> bool:

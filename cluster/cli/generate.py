@@ -69,12 +69,12 @@ def generate(
             raise CommandError(f"a value is out of range: {error}; choose a smaller one") from error
         with client.connect(reach.service(address, tls, tls_ca, cert, key, token_env)) as stub:
             if as_json:
-                answer = client.stream(stub, message, timeout_s)
+                answer = client.resuming(stub, message, timeout_s)
                 outcome = {**answer.as_json(), "emulated": client.is_emulated(stub)}
                 print(json.dumps(outcome, ensure_ascii=False))
                 return
             try:
-                answer = client.stream(stub, message, timeout_s, print_origin if show_origin else print_text)
+                answer = client.resuming(stub, message, timeout_s, print_origin if show_origin else print_text)
             finally:
                 stdout.print()  # an error starts its own line
             emulated = " · EMULATED devices, no model ran" if client.is_emulated(stub) else ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cluster.client.attempts import CallFailed
 from cluster.config_load import ConfigError
 
 EXIT_FAILED = 1
@@ -51,13 +52,18 @@ def guard() -> Iterator[None]:
         fail(str(error))
     except grpc.RpcError as error:
         fail(describe(error))
+    except CallFailed as error:
+        fail(_sentence(error.code, error.details))
 
 
 def describe(error: grpc.RpcError) -> str:
     """One sentence for a failed call: what the server said, or how to reach one."""
     if not isinstance(error, grpc.Call):
         return str(error)
-    details = " ".join((error.details() or "no details").split())
-    if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+    return _sentence(error.code(), " ".join((error.details() or "no details").split()))
+
+
+def _sentence(code: grpc.StatusCode, details: str) -> str:
+    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
         return "no server answers there; start one (`outrider serve smollm2`) or name it with --address"
-    return f"{error.code().name.lower().replace('_', ' ')}: {details}"
+    return f"{code.name.lower().replace('_', ' ')}: {details}"

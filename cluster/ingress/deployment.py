@@ -29,16 +29,19 @@ from cluster.coordinator.request import Finish, FinishReason, Usage
 from cluster.edge.haproxy import BINARY, CERT, KEY
 from cluster.ingress.admission import Admission
 from cluster.ingress.auth import authorization_of
+from cluster.ingress.calls import CallLog, timed
 from cluster.ingress.checks import InvalidRequest, RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
 from cluster.ingress.grammars import Grammars, check_grammar
-from cluster.ingress.http.app import Backend, http_app
+from cluster.ingress.http.app import http_app
+from cluster.ingress.http.backend import Backend
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
 from cluster.ingress.servicer import Unreadable
 from cluster.ingress.speculation import COLD_LOOKAHEAD, controller, coordinator_settings
+from cluster.ingress.status import PoolsStatus
 from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
 from cluster.prefixes import LocalPrefixes, SharedPrefixes
@@ -110,6 +113,7 @@ class Ingress:
             sends_features=config.speculation.enabled and config.sends_features,
             feature_window=config.feature_window,
         )
+        self._status = PoolsStatus(config, pools, self._load)
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """A whole completion."""
@@ -164,6 +168,7 @@ class Ingress:
         return http_app(Backend(
             model=self._config.model_name, version=_version(), max_context_tokens=self._limits.max_context_tokens,
             codec=self._codec, admitted=self._guard.admitted, chunks=self._admitted, load=self._load,
+            watched=self._watched, status=self._status.read,
         ))
 
     def _load(self) -> dict[str, object]:
@@ -182,8 +187,14 @@ class Ingress:
                 async for chunk in stream:
                     yield chunk
 
+    def _watched(
+        self, request: pb.GenerateRequest, caller: str | None, log: CallLog
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """The stream of a caller who may have it, the times of whose calls `log` gets."""
+        return self._admitted(request, caller, timed(self._ladder, log))
+
     async def _admitted(
-        self, request: pb.GenerateRequest, caller: str | None
+        self, request: pb.GenerateRequest, caller: str | None, ladder: Ladder | None = None
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """The stream of a caller who may have it."""
         began = time.monotonic()
@@ -196,7 +207,7 @@ class Ingress:
         try:
             async with (
                 self._admission.slot(),
-                aclosing(self._generated(checked, figures, deadline)) as stream,
+                aclosing(self._generated(checked, figures, deadline, ladder or self._ladder)) as stream,
             ):
                 async for chunk in stream:
                     if chunk.HasField("finish"):
@@ -209,12 +220,12 @@ class Ingress:
             _log(checked, caller, figures, outcome, time.monotonic() - began)
 
     async def _generated(
-        self, checked: IngressRequest, figures: FigureCounter, deadline: float,
+        self, checked: IngressRequest, figures: FigureCounter, deadline: float, ladder: Ladder,
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Chunks of one admitted request, the last one with its finish."""
         text = checked.text_stream(self._codec)
         generation, lossy = checked.generation(self._lookahead, deadline), checked.sampling.lossy
-        async with aclosing(generate(generation, self._ladder, figures=figures)) as events:
+        async with aclosing(generate(generation, ladder, figures=figures)) as events:
             async for event in events:
                 if isinstance(event, Finish):
                     rest = text.finish().text  # what was held back; it may complete a stop string
@@ -227,7 +238,7 @@ class Ingress:
                     continue
                 break  # the coordinator knows no text: it is stopped here
         found = figures.snapshot()
-        num_cached = found.cached_by_tier.get(len(self._ladder.tiers) - 1, 0)
+        num_cached = found.cached_by_tier.get(len(ladder.tiers) - 1, 0)
         finish = Finish(FinishReason.STOP, Usage(len(checked.prompt_ids), text.num_tokens, num_cached), found)
         yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop, lossy))
 

@@ -64,6 +64,10 @@ class TextCodec:
             ) from error
         return [int(i) for i in ids]
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id yields no text."""
+        return token_id in self._special_ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens, spaces left as they are."""
         return str(self._tokenizer.decode(

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from cluster.ingress.auth import authorization_of
 from cluster.ingress.http.answers import ChatChoice, Head, Reading, TextChoice, usage
 from cluster.ingress.http.asks import Asks, chat_asks, chat_tools, completion_asks
+from cluster.ingress.http.backend import Backend, Chunks, Endpoint, authorization, check_model, explained
 from cluster.ingress.http.body import read_body
-from cluster.ingress.http.failures import Failure, Json, NotFound, failure_of
+from cluster.ingress.http.failures import Json
 from cluster.ingress.http.fields import ChatBody, Common, CompletionBody
+from cluster.ingress.http.live import Live
+from cluster.ingress.http.page import page_routes
 from cluster.ingress.http.streams import Events, side_by_side
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import merged
-from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
 
-logger = logging.getLogger(__name__)
 
-Chunks = AsyncGenerator[pb.GenerateChunk, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What the HTTP edge needs of the ingress."""
-
-    model: str  # the one that is served
-    version: str
-    max_context_tokens: int
-    codec: TextCodec
-    admitted: Callable[[str | bytes | None], AbstractContextManager[str | None]]  # as `Guard.admitted`
-    chunks: Callable[[pb.GenerateRequest, str | None], Chunks]  # of an admitted caller
-    load: Callable[[], Json]
-
-
-def http_app(backend: Backend, more: Sequence[Route] = ()) -> Starlette:
-    """The application; `more` are routes beside OpenAI's."""
+def http_app(backend: Backend) -> Starlette:
+    """The application."""
     began = int(time.time())
     model: Json = {"id": backend.model, "object": "model", "created": began, "owned_by": "outrider",
                    "max_model_len": backend.max_context_tokens}
@@ -56,13 +37,13 @@ def http_app(backend: Backend, more: Sequence[Route] = ()) -> Starlette:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def one_model(request: Request, caller: str | None) -> Response:
-        _check_model(request.path_params["model"], backend.model)
+        check_model(request.path_params["model"], backend.model)
         return JSONResponse(model)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": backend.model, **backend.load()})
 
-    generations = Generations(backend)
+    generations, live = Generations(backend), Live(backend)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", Endpoint(backend, generations.chat), methods=["POST"]),
@@ -70,34 +51,12 @@ def http_app(backend: Backend, more: Sequence[Route] = ()) -> Starlette:
             Route("/v1/models", Endpoint(backend, models), methods=["GET"]),
             Route("/v1/models/{model:path}", Endpoint(backend, one_model), methods=["GET"]),
             Route("/health", health, methods=["GET"]),
-            *more,
+            Route("/v1/outrider/generate", Endpoint(backend, live.generate), methods=["POST"]),
+            Route("/v1/outrider/status", Endpoint(backend, live.status), methods=["GET"]),
+            *page_routes(),
         ],
         exception_handlers={HTTPException: _http_error},  # type: ignore[dict-item]  # narrower than its type
     )
-
-
-class Endpoint:
-    """An ASGI endpoint whose caller is admitted before anything is read, until everything is sent."""
-
-    def __init__(
-        self, backend: Backend, answer: Callable[[Request, str | None], Awaitable[Response]],
-        prompt_field: str = "messages",
-    ) -> None:
-        self._backend = backend
-        self._answer = answer
-        self._prompt_field = prompt_field
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A cancellation, as when the client leaves, passes through."""
-        request = Request(scope, receive)
-        with ExitStack() as stack:
-            try:
-                caller = stack.enter_context(self._backend.admitted(_authorization(request)))
-                response = await self._answer(request, caller)
-            except Exception as error:  # every failure becomes an answer
-                failure = explained(error, self._prompt_field)
-                response = JSONResponse(failure.body, failure.status, headers=dict(failure.headers))
-            await response(scope, receive, send)
 
 
 class Generations:
@@ -109,7 +68,7 @@ class Generations:
     async def chat(self, request: Request, caller: str | None) -> Response:
         """A chat."""
         body = await read_body(request, ChatBody)
-        _check_model(body.model, self._backend.model)
+        check_model(body.model, self._backend.model)
         codec = self._backend.codec
         head = self._head("chatcmpl")
         asks = chat_asks(body, codec, head.id)
@@ -123,7 +82,7 @@ class Generations:
     async def completion(self, request: Request, caller: str | None) -> Response:
         """Completions of one or several prompts."""
         body = await read_body(request, CompletionBody)
-        _check_model(body.model, self._backend.model)
+        check_model(body.model, self._backend.model)
         head = self._head("cmpl")
         asks = completion_asks(body, head.id)
         spelling, wanted = self._backend.codec.spelling, body.logprobs is not None
@@ -140,7 +99,7 @@ class Generations:
         return [self._backend.chunks(first, caller), *(self._further(each, request) for each in others)]
 
     async def _further(self, asked: pb.GenerateRequest, request: Request) -> Chunks:
-        with self._backend.admitted(_authorization(request)) as caller:
+        with self._backend.admitted(authorization(request)) as caller:
             async with aclosing(self._backend.chunks(asked, caller)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -183,23 +142,6 @@ async def _events(
                 finishes[index] = chunk.finish
     if usage_per is not None:
         yield head.wrap(kind, [], usage=usage(finishes, usage_per))
-
-
-def _authorization(request: Request) -> str | bytes | None:
-    return authorization_of(request.headers.items())
-
-
-def explained(error: Exception, prompt_field: str) -> Failure:
-    """The failure that the client sees; what it must not see goes to the log."""
-    failure = failure_of(error, prompt_field)
-    if failure.status == 500:
-        logger.error("request failed", exc_info=error)
-    return failure
-
-
-def _check_model(asked: str, served: str) -> None:
-    if asked != served:
-        raise NotFound(f"the model {asked[:128]!r} is not served here: ask for {served!r}", "model", "model_not_found")
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

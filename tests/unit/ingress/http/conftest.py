@@ -11,10 +11,12 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from cluster.ingress.calls import CallLog
 from cluster.ingress.checks import RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.grammars import Grammars
-from cluster.ingress.http.app import Backend, http_app
+from cluster.ingress.http.app import http_app
+from cluster.ingress.http.backend import Backend
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
 
@@ -62,6 +64,16 @@ class Scripted:
         finally:
             self.num_open -= 1
 
+    async def watched(
+        self, request: pb.GenerateRequest, caller: str | None, log: CallLog
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        log.took(0, "propose", 0.0)
+        async for chunk in self.chunks(request, caller):
+            yield chunk
+
+    async def status(self) -> dict[str, object]:
+        return {"model": "tiny", "tiers": [], "pools": []}
+
     @staticmethod
     def _token(token_id: int, checked: IngressRequest) -> pb.Token:
         token = pb.Token(id=token_id)
@@ -81,6 +93,7 @@ class Scripted:
         app = http_app(Backend(
             model="tiny", version="1.2", max_context_tokens=LIMITS.max_context_tokens, codec=self.codec,
             admitted=self.admitted, chunks=self.chunks, load=lambda: {"running": 3},
+            watched=self.watched, status=self.status,
         ))
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         http = httpx2.AsyncClient(transport=transport)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -250,6 +252,39 @@ async def test_a_caller_who_is_not_admitted_is_told_before_anything_is_read(scri
     with pytest.raises(openai.AuthenticationError):
         await scripted.client().models.list()
     assert scripted.seen == []
+
+
+# --- the live page --------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_live_events_tell_tokens_times_and_the_end(scripted: Scripted) -> None:
+    http: Any = scripted.client()._client
+    body = {"model": "tiny", "messages": HELLO}
+    response = await http.post("http://here/v1/outrider/generate", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *found, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    events = [json.loads(each) for each in found]
+    assert done == "[DONE]"
+    assert "".join(event["text"] for event in events) == scripted.text
+    assert bytes(b for event in events for token in event["tokens"] for b in token["bytes"]).decode() == scripted.text
+    assert [call["kind"] for event in events for call in event["calls"]] == ["propose"]
+    assert events[-1]["finish"]["reason"] == "stop_token"
+    refused = await http.post("http://here/v1/outrider/generate", json={**body, "temperature": 9})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+
+
+@pytest.mark.asyncio
+async def test_the_page_runs_nothing_but_its_own_files(scripted: Scripted) -> None:
+    http: Any = scripted.client()._client
+    index = await http.get("http://here/")
+    assert "default-src 'none'; script-src 'self'" in index.headers["content-security-policy"]
+    for name in re.findall(r'(?:href|src)="(/[^"]+)"', index.text):
+        response = await http.get(f"http://here{name}")
+        assert response.status_code == 200
+        assert "http" not in response.text.replace("http://www.w3.org/2000/svg", ""), "nothing comes from elsewhere"
+    assert (await http.get("http://here/page/__init__.py")).status_code == 404
+    assert (await http.get("http://here/v1/outrider/status")).json()["model"] == "tiny"
 
 
 # --- tools ----------------------------------------------------------------------------------------
