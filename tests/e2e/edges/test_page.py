@@ -98,10 +98,11 @@ def test_a_run_shows_origins_speed_rounds_and_acceptance(page: webdriver.Chrome,
 
 
 def test_escape_stops_and_mistakes_are_told(page: webdriver.Chrome, service: Service) -> None:
-    fill(page, "temperature", "1")
+    fill(page, "temperature", "0")
     fill(page, "max-tokens", "900")
     page.find_element(By.ID, "prompt").send_keys(Keys.CONTROL, Keys.ENTER)
-    WebDriverWait(page, WAIT_S).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#ahead-text span"))
+    shown = (By.CSS_SELECTOR, "#ahead-text span")
+    WebDriverWait(page, WAIT_S, poll_frequency=0.02).until(lambda b: b.find_elements(*shown))
     page.switch_to.active_element.send_keys(Keys.ESCAPE)
     said(page, "stopped")
     service.wait_idle()
