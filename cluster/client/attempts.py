@@ -18,7 +18,9 @@ from cluster.client.requests import is_repeatable
 from cluster.rpc import outrider_pb2 as pb
 
 _BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, _BUSY)
+# Nobody here has cancelled: an HAProxy whose backend dies in mid-stream resets the stream with that code.
+_RETRIED = (grpc.StatusCode.UNAVAILABLE, _BUSY, grpc.StatusCode.CANCELLED)
+_RESET = "RST_STREAM"  # a connection's end may come under other codes too
 _PUSHBACK = "grpc-retry-pushback-ms"
 BROKEN = "the stream ended without its last chunk"
 
@@ -85,7 +87,9 @@ class Attempts:
         self._num_failed += 1
         words = " ".join((details or "no details").split())
         began = bool(self._text or self._ids)
-        if code not in _RETRIED or self._num_failed > (self._retry.resumptions if began else self._retry.attempts - 1):
+        again = code in _RETRIED or _RESET in words
+        most = self._retry.resumptions if began else self._retry.attempts - 1
+        if not again or self._num_failed > most:
             raise CallFailed(code, words)
         if began and not self._repeatable:
             raise CallFailed(code, f"{words} (a stream can be resumed only with temperature 0 or a seed)")

@@ -102,6 +102,17 @@ def test_mistakes_and_deadlines_are_not_tried_again(code: grpc.StatusCode) -> No
         attempts(retry=Retry(attempts=1)).after(LOST, "gone")
 
 
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [(LOST, "gone"), (grpc.StatusCode.CANCELLED, "Stream removed"),
+     (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2")],
+)
+def test_whatever_a_lost_server_looks_like_the_stream_is_resumed(code: grpc.StatusCode, details: str) -> None:
+    tried = attempts()
+    tried.fresh(piece("a", 0))
+    assert tried.after(code, details) > 0
+
+
 def test_progress_gives_new_chances() -> None:
     tried = attempts(retry=Retry(resumptions=2))
     for number in range(5):
