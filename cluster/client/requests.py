@@ -21,7 +21,8 @@ Prompt = str | Raw | Sequence[int] | Sequence[Mapping[str, str]]
 
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "max_tokens", "min_tokens", "include_stop", "ignore_eos", "num_logprobs",
+    "max_tokens", "min_tokens", "include_stop", "ignore_eos", "num_logprobs", "json_schema", "json_object", "regex",
+    "ebnf",
 )
 
 
@@ -48,6 +49,12 @@ class Options:
     num_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    # What the whole text has to be; at most one of these.
+    json_schema: str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choice: tuple[str, ...] = ()
     request_id: str | None = None
 
 
@@ -75,6 +82,8 @@ def request_of(prompt: Prompt, options: Options | None = None) -> pb.GenerateReq
     sampling.stop_token_ids.extend(asked.stop_token_ids)
     for token_id, bias in asked.logit_bias:
         sampling.logit_bias[token_id] = bias
+    if asked.choice:
+        sampling.choice.texts.extend(asked.choice)
     if not asked.speculation:
         message.speculation.enabled = False
     elif asked.lookahead_tokens is not None:

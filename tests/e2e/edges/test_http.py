@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,18 @@ def test_tools_reach_the_template_and_mistakes_come_in_openais_shape(api: openai
     with pytest.raises(openai.NotFoundError):
         api.chat.completions.create(model="other", messages=HELLO, stream=True)
     assert [model.id for model in api.models.list()] == [MODEL]
+
+
+def test_json_schema_holds_streamed_and_whole(api: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"],
+              "additionalProperties": False}
+    asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 400, "temperature": 1.0, "seed": 3, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}}
+    whole = api.chat.completions.create(**asked).choices[0]
+    assert json.loads(whole.message.content or "")["sky"] in ("blue", "grey")
+    assert whole.finish_reason == "stop"
+    pieces = api.chat.completions.create(**asked, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.message.content
 
 
 def test_a_client_that_leaves_frees_everything(api: openai.OpenAI, service: Service) -> None:

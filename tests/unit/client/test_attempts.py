@@ -137,5 +137,7 @@ def test_every_prompt_and_option_reaches_the_message() -> None:
     assert (list(sampling.stop_token_ids), dict(sampling.logit_bias), sampling.num_logprobs) == ([4], {5: 1.5}, 2)
     assert (message.speculation.lookahead_tokens, message.request_id, sampling.ignore_eos) == (3, "mine", True)
     assert message.speculation.HasField("lossy")
+    assert list(request_of("hi", Options(choice=("yes", "no"))).sampling.choice.texts) == ["yes", "no"]
+    assert request_of("hi", Options(regex="a+")).sampling.regex == "a+"
     assert not sampling.HasField("top_p")
     assert request_of("hi").request_id != request_of("hi").request_id
