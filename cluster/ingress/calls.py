@@ -136,7 +136,8 @@ class _TimedLease:
         payload: asyncio.Future[bytes] = handle.payload
 
         def end(done: asyncio.Future[bytes]) -> None:
-            if not done.cancelled() and done.exception() is None:
+            # One that was given up, as it came too late, has been worked on too.
+            if done.cancelled() or done.exception() is None:
                 self._log.took(self._tier, kind, began_s)
 
         payload.add_done_callback(end)

@@ -5,7 +5,7 @@ const POLL_MS = 2000; // how often the pools are asked
 const $ = (id) => document.getElementById(id);
 const NAMES = { recovered: "recovered: the target's token where a draft was wrong", bonus: "bonus: the target's extra token",
   plain: "plain: nothing was drafted" };
-const LANE = 30, LEFT = 96, TOP = 6; // of the timeline, pixels
+const LANE = 30, LEFT = 2, TOP = 6; // of the timeline, pixels
 
 let status = null; // as /v1/outrider/status tells it
 let running = null; // an AbortController
@@ -176,10 +176,10 @@ function drawRounds(side) {
   const scale = Math.max((box.clientWidth - LEFT - 12) / last, 46 / pass); // pixels a second: a usual pass is well seen
   const width = LEFT + last * scale + 12, height = TOP + numLanes * LANE + 22;
   const svg = drawn("svg", { width, height });
+  $("lanes").replaceChildren(...Array.from({ length: numLanes }, (_, lane) => element("div", {}, names[lane] ?? `pool ${lane}`)));
   for (let lane = 0; lane < numLanes; lane++) {
     const y = TOP + lane * LANE;
     svg.append(drawn("line", { x1: LEFT, x2: width, y1: y + LANE - 3, y2: y + LANE - 3 }));
-    svg.append(drawn("text", { x: 0, y: y + 18 }, names[lane] ?? `pool ${lane}`));
   }
   for (const call of side.calls) {
     const ms = (1000 * (call.ended_s - call.began_s)).toFixed(1);
@@ -249,13 +249,13 @@ function drawPools() {
       const used = element("i", { class: "used" }), cached = element("i", { class: "cached" });
       used.style.width = `${replica.pages ? 100 * replica.used_pages / replica.pages : 0}%`;
       cached.style.width = `${replica.pages ? 100 * replica.cached_pages / replica.pages : 0}%`;
-      const kv = replica.pages ? `KV ${percent(replica.used_pages, replica.pages)} in use, ${percent(replica.cached_pages, replica.pages)} kept for reuse` : "no KV";
-      return element("div", { class: "replica" }, element("span", {}, `${replica.sequences} of ${replica.max_sequences}`),
+      const kv = replica.pages ? `${replica.used_pages} of ${replica.pages} KV pages in use, ${replica.cached_pages} kept for reuse` : "no KV pages";
+      return element("div", { class: "replica" }, element("span", {}, `${replica.sequences} of ${replica.max_sequences} sequences`),
         element("div", { class: "kv", role: "img", "aria-label": kv, title: kv }, used, cached), element("span", {}, kv));
     });
     const count = `${pool.num_replicas} replica${pool.num_replicas === 1 ? "" : "s"}`;
     return element("div", { class: "pool" }, element("h3", {}, tiers.map((tier) => tier.name).join(" + ")),
-      element("p", { class: "figures" }, `${kinds.join(" + ")} · ${count} · sequences of each, and its KV`), ...replicas);
+      element("p", { class: "figures" }, `${kinds.join(" + ")} · ${count}`), ...replicas);
   }));
   $("load").textContent = `${status.load.running} running, ${status.load.waiting} waiting`;
 }

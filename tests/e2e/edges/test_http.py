@@ -95,8 +95,9 @@ def test_tools_reach_the_template_and_mistakes_come_in_openais_shape(api: openai
 def test_json_schema_holds_streamed_and_whole(api: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"],
               "additionalProperties": False}
-    asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 400, "temperature": 1.0, "seed": 3, "response_format": {
-        "type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}
+    asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 400, "temperature": 1.0, "seed": 3,
+                  "response_format": form}
     whole = api.chat.completions.create(**asked).choices[0]
     assert json.loads(whole.message.content or "")["sky"] in ("blue", "grey")
     assert whole.finish_reason == "stop"
