@@ -30,6 +30,7 @@ SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
 LONGEST_FOLDER = 26  # sockets of HAProxy add 57 for the node, and 24; a path has 107 characters at most
+INGRESS_PORTS = 100  # Serve takes one for each replica of the ingress
 
 
 def free_ports(count: int) -> list[int]:
@@ -69,6 +70,12 @@ def prepare_environment() -> None:
     names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
     for name, port in zip(names, free_ports(len(names)), strict=True):  # or the next service could not have them
         os.environ.setdefault(f"RAY_SERVE_{name}_PORT", str(port))
+    # Ports of the ingress's own, behind HAProxy, from somewhere in Serve's ranges on. When an ingress dies, HAProxy knows
+    # its port for a while, and another service of this machine must not be the next one to take it.
+    for name, low in (("HTTP", 30000), ("GRPC", 40000)):
+        first = low + secrets.randbelow(1000 - INGRESS_PORTS)
+        os.environ.setdefault(f"RAY_SERVE_DIRECT_INGRESS_MIN_{name}_PORT", str(first))
+        os.environ.setdefault(f"RAY_SERVE_DIRECT_INGRESS_MAX_{name}_PORT", str(first + INGRESS_PORTS))
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
     if bin_dir not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([bin_dir, os.environ.get("PATH", "")])

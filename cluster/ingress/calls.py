@@ -127,7 +127,8 @@ class _TimedLease:
     async def _within(self, kind: str, call: Awaitable[Verdict]) -> Verdict:
         began_s = self._log.now_s()
         verdict = await call
-        self._log.decided(self._tier, kind, began_s)
+        if not verdict.missed:  # else there was no pass
+            self._log.decided(self._tier, kind, began_s)
         return verdict
 
     def _watch(self, kind: str, handle: Any) -> None:

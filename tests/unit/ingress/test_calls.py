@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from actors.messages import Origin, Verdict
 from cluster.coordinator.ladder import Ladder
 from cluster.ingress.calls import CallLog, timed
+
+VERDICT = Verdict(np.array([5], np.int32), 0, 0, Origin.PLAIN)
 
 
 class Clock:
@@ -70,12 +75,15 @@ async def test_a_pass_begins_when_its_draft_is_there_and_never_before_the_last_v
     ahead = asyncio.ensure_future(verifying.verify_ahead(1, 0, nothing))  # asked while the pass runs
     await asyncio.sleep(0)
     clock.now = 103.0
-    target.verdict.set_result("verdict")
-    assert await verdict == "verdict"
+    target.verdict.set_result(VERDICT)
+    assert await verdict is VERDICT
     clock.now = 104.0
     await ahead
     assert [(call.tier, call.kind, call.began_s, call.ended_s) for call in log.take()] == [
         (0, "propose", 0.0, 1.0), (1, "verify", 1.0, 3.0), (1, "verify_ahead", 3.0, 3.0),
     ]
-    assert log.take() == []
+    target.verdict = asyncio.get_running_loop().create_future()
+    target.verdict.set_result(replace(VERDICT, missed=True))
+    await verifying.verify_ahead(2, 1, nothing)
+    assert log.take() == [], "no branch fitted: there was no pass"
     assert drafting.replica_id == "one"
