@@ -29,6 +29,10 @@ class ChannelLost(Exception):
     """The connection to an actor ended or never came about; one line."""
 
 
+class OutOfReach(ChannelLost):
+    """The actor was not seen to die: it stands still, or the network between it and here does."""
+
+
 class CallFailed(Exception):
     """The actor could not run a call; the kind of its error."""
 
@@ -74,7 +78,7 @@ class Channel(FrameProtocol):
                     transport.abort()
                     raise
         except (OSError, TimeoutError) as error:
-            raise ChannelLost(
+            raise OutOfReach(
                 f"{where} does not answer ({type(error).__name__}): the ingress must reach the actors' ports"
             ) from error
         return channel
@@ -110,7 +114,7 @@ class Channel(FrameProtocol):
         silent_s = self._loop.time() - self._heard_s
         if silent_s >= self._silence_s:
             logger.warning("an actor is given up: it has said nothing for %.1f s", silent_s)
-            self._fail(ChannelLost("its actor says nothing: it stands still or cannot be reached"))
+            self._fail(OutOfReach("its actor says nothing: it stands still or cannot be reached"))
             if self.transport is not None:
                 self.transport.abort()
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ray
@@ -19,6 +19,7 @@ from actors.wire.access import Endpoint
 logger = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000  # concurrent calls of one actor: a waiting `wait_closed` per sequence
+UPDATABLE = ("model", "weights")  # of a draft, in place
 MAX_REBUILDS = 5  # in a row, then the replica is handed back to Serve
 
 
@@ -46,6 +47,24 @@ class PoolSettings:
         if self.accelerator_type:
             options["accelerator_type"] = self.accelerator_type
         return options
+
+
+def updated(settings: PoolSettings, changes: Mapping[str, object]) -> PoolSettings:
+    """The settings with another model, of a pool that drafts. Raises ValueError with one line.
+
+    A target is not changed in place: a stream that lost its replica half-way would go on with another model's text.
+    """
+    if not changes:
+        return settings
+    if settings.drafter is None:
+        raise ValueError(f"user_config: tier {settings.name!r} decides tokens; deploy another application instead")
+    unknown = sorted(set(changes) - set(UPDATABLE))
+    if unknown:
+        raise ValueError(f"user_config.{unknown[0]}: only {' and '.join(UPDATABLE)} of a draft can be changed in place")
+    for name, value in changes.items():
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"user_config.{name}: {value!r} is no name; write it as in the tier's own settings")
+    return replace(settings, spec=replace(settings.spec, **changes))  # type: ignore[arg-type]  # checked above
 
 
 class Group(Protocol):

@@ -32,7 +32,7 @@ from actors.wire.codec import (
     encode_verify_ahead,
 )
 from actors.wire.frames import Kind
-from cluster.channel import SILENCE_S, CallFailed, CallRefused, Channel, ChannelLost, Channels
+from cluster.channel import SILENCE_S, CallFailed, CallRefused, Channel, ChannelLost, Channels, OutOfReach
 from cluster.coordinator.tier import (
     NO_TOKENS,
     DraftHandle,
@@ -55,7 +55,7 @@ RETRY_S = 0.05  # after all replicas refused; doubles
 MAX_RETRY_S = 0.5
 MAX_AVOIDED = 3  # ask again this often before taking an avoided replica: perhaps another one comes up
 CLOSE_TIMEOUT_S = 5.0
-SHUN_S = 10.0  # a replica that could not be reached is asked last for this long, by whichever sequence
+SHUN_S = 30.0  # a replica that could not be reached is asked last for this long, by whichever sequence
 
 
 class RemoteDraft:
@@ -97,15 +97,15 @@ class RayLease:
 
     def __init__(
         self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None,
-        lost: Callable[[], None] = lambda: None,
+        out_of_reach: Callable[[], None] = lambda: None,
     ) -> None:
-        """`learn` is told what the replica keeps, `lost` that its actor was lost."""
+        """`learn` is told what the replica keeps, `out_of_reach` that its actor says nothing."""
         self._sequence_id = sequence_id
         self._grant = grant
         self._stream = stream
         self._channel = channel
         self._learn = learn
-        self._lost = lost
+        self._out_of_reach = out_of_reach
         self._revoked = False
         self._released = False
         self._under_way: set[asyncio.Future[bytes]] = set()
@@ -192,7 +192,8 @@ class RayLease:
         try:
             answer = await self._call(kind, payload)
         except ChannelLost as error:
-            self._lost()
+            if isinstance(error, OutOfReach):
+                self._out_of_reach()
             raise ReplicaLost(f"{self.replica_id}: {error}") from error
         except CallRefused as error:
             raise NoRoom(f"{self.replica_id}: {error}") from error

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.messages import ReplicaInfo, ReplicaStats
 from actors.wire.access import Endpoint
-from cluster.groups import PoolSettings, make_group
+from cluster.groups import PoolSettings, make_group, updated
 from cluster.routing import Preference
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0  # an actor that needs longer for a ping hangs
+ATTEND_S = 5.0  # likewise, while a sequence waits for its lease
+EMPTY_S = 30.0  # sequences have left a replica that is updated within this time; each round ends sooner
 MIN_REBUILD_S = 120.0  # a rebuild may take this long, or three times what the first start took
 
 
@@ -67,11 +69,12 @@ class Pool:
     """A replica of one tier (wrapped as a Serve deployment in `cluster.app`)."""
 
     async def __init__(self, settings: PoolSettings) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._settings = settings
+        self._settings = self._deployed = settings
         self._tag = serve.get_replica_context().replica_tag
         self._leases: dict[str, tuple[int, asyncio.Event]] = {}  # lease -> generation; set when that is gone
         self._closing: set[asyncio.Task[str | None]] = set()
         self._draining = asyncio.Event()
+        self._updating = False
         self._mute: int | None = None  # generation of actors of which one did not answer when it was last asked
         self._group = make_group(settings, self._revoke)
         began = time.monotonic()
@@ -97,6 +100,52 @@ class Pool:
         self._draining.set()
         return True
 
+    async def reconfigure(self, user_config: dict[str, object]) -> None:
+        """Another draft in place of this one; Serve asks one replica after the other when `user_config` changes.
+
+        `model` and `weights` as in the tier's settings; what is missing is as deployed. Sequences finish their round
+        here and go on elsewhere. Raises ValueError when the draft cannot be had; then the former one goes on.
+        """
+        settings = updated(self._deployed, user_config)
+        if settings == self._settings:
+            return
+        self._updating = True
+        try:
+            await self._empty()
+            former, info = self._settings, self._info
+            try:
+                await self._replace_group(settings)
+                if self._info.tokenizer_fingerprint != info.tokenizer_fingerprint:
+                    raise ValueError(f"{settings.spec.model} has another tokenizer than the draft that it replaces")
+            except (RayError, ValueError) as error:
+                await self._replace_group(former)
+                reason = error.cause if isinstance(error, RayTaskError) else error
+                raise ValueError(f"user_config: the draft stays as it was: {reason}") from error
+            logger.warning("draft updated", extra={"pool": settings.name, "model": settings.spec.model})
+        finally:
+            self._updating = False
+
+    async def _empty(self) -> None:
+        """Revoke every lease, and wait until the sequences have gone."""
+        draining, self._draining = self._draining, asyncio.Event()
+        if draining.is_set():  # it was to be empty before, and stays so
+            self._draining.set()
+        draining.set()
+        end = time.monotonic() + EMPTY_S
+        while self._leases and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+
+    async def _replace_group(self, settings: PoolSettings) -> None:
+        """Other actors in the place of those that there are."""
+        generation = self._group.generation
+        await self._group.shutdown()
+        self._revoke(generation)
+        self._settings, self._group = settings, make_group(settings, self._revoke)
+        self._group.generation = generation
+        await self._group.start()
+        self._last_alive = time.monotonic()
+        self._info = await self._group.leader.info.remote()
+
     async def replica_tag(self) -> str:
         """Name of the replica that happened to answer."""
         return self._tag
@@ -105,6 +154,8 @@ class Pool:
         limit = self._settings.spec.max_sequences
         if self._draining.is_set():
             return Refused(f"{self._settings.name}: {self._tag} is draining", self._tag)
+        if self._updating:
+            return Refused(f"{self._settings.name}: {self._tag} is being updated", self._tag)
         if not self._group.alive():
             return Refused(f"{self._settings.name}: its actors are being rebuilt", self._tag)
         if self._mute == self._group.generation:
@@ -141,7 +192,7 @@ class Pool:
         try:
             # A grant is a promise that the actor lives and will tell of the sequence's end, however early that comes:
             # calls with arguments may begin later than calls made after them, so the wait itself proves nothing.
-            if not await _answers(leader.attend.remote(sequence_id)):
+            if not await _answers(leader.attend.remote(sequence_id), ATTEND_S):
                 self._mute = generation  # whoever asks next need not wait; `check_health` looks again
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
@@ -208,9 +259,9 @@ async def _settle(ref: Any) -> str | None:
     return None
 
 
-async def _answers(call: Awaitable[None]) -> bool:
+async def _answers(call: Awaitable[None], within_s: float) -> bool:
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             await call
     except (RayError, TimeoutError):
         return False

@@ -77,6 +77,7 @@ class Bench:
         load.stop()
         struck.join()
         faults += [f"not freed: {line}" for line in self.site.wait_idle()]
+        faults += self.site.wait_none_stopped()
         judgement = judge([*load.streams, *struck.streams], self.expected, blow.fault, struck.at_s)
         if not why_not and not judgement.num_under_way:
             why_not = "no stream was under way when the fault came"

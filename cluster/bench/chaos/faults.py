@@ -81,5 +81,8 @@ FAULTS: tuple[Fault, ...] = (
     # Operations.
     Fault("drain_draft", "a draft replica is emptied, and replaced", costs_draft=True),
     Fault("drain_target", "a target replica is emptied, and replaced", costs_target=True),
+    Fault("scale_draft", "the draft pool has one replica less for a while", lasts_s=(2.0, 4.0), costs_draft=True),
+    Fault("scale_target", "the target pool has one replica less for a while", lasts_s=(2.0, 4.0), costs_target=True),
+    Fault("update_draft", "the draft pool gets another draft, one replica after the other", costs_draft=True),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

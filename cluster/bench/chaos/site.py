@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ class Site:
     address: str
     pools: dict[str, str]  # deployment by role
     node: Node | None = None
+    overrides: dict[str, dict[str, object]] = field(default_factory=dict)  # of deployments, by name
     _handles: dict[str, Any] = field(default_factory=dict)
 
     # --- replicas
@@ -83,6 +84,11 @@ class Site:
             if len(answers) == (1 if only is not None else count):
                 break
         return list(answers.values())
+
+    def redeploy(self, role: str, **options: object) -> None:
+        """Change options of a pool's deployment as a changed config file does; returns at once."""
+        self.overrides.setdefault(self.pools[role], {}).update(options)
+        deploy(self.config, self.overrides)
 
     def wanted(self, role: str) -> int:
         """Replicas that a pool should have."""
@@ -130,6 +136,15 @@ class Site:
                 return held
             time.sleep(0.1)
 
+    def wait_none_stopped(self, within_s: float = IDLE_S) -> list[str]:
+        """Until no process of the service stands still; else which do, one line each."""
+        end_s = time.monotonic() + within_s
+        while True:
+            found = [f"process {each.pid} was never ended" for each in processes.descendants() if _is_stopped(each)]
+            if not found or time.monotonic() > end_s:
+                return found
+            time.sleep(0.2)
+
     def able(self, fault: Fault) -> str:
         """Why a fault makes no sense here; empty: it does."""
         for need in sorted(fault.needs):
@@ -167,6 +182,13 @@ class Site:
         return self.processes(lambda title: title.split(".")[0] == f"{SERVED}{deployment}")
 
 
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False  # it has ended
+
+
 def object_store_mib() -> float:
     """What the object stores of all nodes hold, MiB."""
     return sum(
@@ -198,7 +220,7 @@ def running(config: Config, *, two_nodes: bool, verbose: bool = False) -> Iterat
                 node.end()
 
 
-def deploy(config: Config, **overrides: dict[str, object]) -> None:
+def deploy(config: Config, overrides: Mapping[str, Mapping[str, object]] | None = None) -> None:
     """Deploy as a config file does: what changes nothing but numbers leaves the replicas that there are alone.
 
     `overrides`: more settings of a deployment, by name.
@@ -208,6 +230,6 @@ def deploy(config: Config, **overrides: dict[str, object]) -> None:
     schema = ServeDeploySchema.model_validate({"applications": [{
         "name": local.APPLICATION, "route_prefix": "/", "import_path": "cluster.bench.chaos.relayed:build",
         "args": config.model_dump(mode="json"),
-        "deployments": [{"name": name, **options} for name, options in overrides.items()],
+        "deployments": [{"name": name, **options} for name, options in (overrides or {}).items()],
     }]})
     client.deploy_apps(schema)

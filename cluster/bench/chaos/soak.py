@@ -14,12 +14,13 @@ from cluster.bench.chaos.leaks import Reading, read
 from cluster.bench.chaos.load import Load
 from cluster.bench.chaos.schedule import Blow
 from cluster.bench.chaos.site import NotWhole, object_store_mib
-from cluster.bench.chaos.strikes import STRIKES, NoVictim, Struck
+from cluster.bench.chaos.strikes import RELAYED, STRIKES, NoVictim, Struck
 from cluster.bench.serve.soak import Verdict
 from cluster.cli import processes
 
 PER_PAUSE = 6  # faults between two pauses
 FELT_S = 60.0  # a fault may cut streams for so long
+RELAY_S = 3.0  # after that time most streams were begun, and leased, through relays
 SETTLE_S = 2.0  # of a pause, before anything is counted
 
 
@@ -57,6 +58,9 @@ def soak(bench: Bench, blows: Iterator[Blow], duration_s: float, every_s: float,
 def _strike(bench: Bench, blow: Blow, found: Soak, running: list[Struck]) -> None:
     """One fault, undone after its time."""
     try:
+        if blow.fault.name in RELAYED:  # once more: replicas that were started since do not know
+            bench.relay(True)
+            time.sleep(RELAY_S)
         struck = STRIKES[blow.fault.name](bench.arms, blow)
         found.struck.append((blow.fault, struck.at_s))
         running.append(struck)

@@ -282,6 +282,25 @@ def drain(role: str) -> Strike:
     return strike
 
 
+def scale(role: str) -> Strike:
+    """One replica less, and back to what it was."""
+    def strike(arms: Arms, blow: Blow) -> Struck:
+        count = arms.site.wanted(role)
+        struck = Struck(undo=lambda: arms.site.redeploy(role, num_replicas=count))
+        arms.site.redeploy(role, num_replicas=count - 1)
+        return struck
+    return strike
+
+
+def update_draft(arms: Arms, blow: Blow) -> Struck:
+    """Other weights of the draft than now, without ending a replica."""
+    name = arms.site.pools[DRAFT]
+    now = arms.site.overrides.get(name, {}).get("user_config")
+    struck = Struck()
+    arms.site.redeploy(DRAFT, user_config={"weights": "bf16" if now == {"weights": "int8"} else "int8"})
+    return struck
+
+
 Strike = Callable[[Arms, Blow], Struck]
 
 BOTH = (DRAFT, TARGET)
@@ -316,6 +335,9 @@ STRIKES: dict[str, Strike] = {
     "disconnect": disconnect,
     "drain_draft": drain(DRAFT),
     "drain_target": drain(TARGET),
+    "scale_draft": scale(DRAFT),
+    "scale_target": scale(TARGET),
+    "update_draft": update_draft,
 }
 RELAYED = frozenset({
     "lose", "delay", "reorder", "duplicate", "truncate", "corrupt_draft", "corrupt_frame", "silence",
