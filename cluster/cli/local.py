@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import os
+import random
 import re
 import secrets
 import shlex
@@ -30,7 +31,8 @@ SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
 LONGEST_FOLDER = 26  # sockets of HAProxy add 57 for the node, and 24; a path has 107 characters at most
-INGRESS_PORTS = 100  # Serve takes one for each replica of the ingress
+BLOCKS = (20_000, 32_000)  # where the ports of ingress replicas are sought
+BLOCK_PORTS = 50  # one for each replica that is there or was lately
 
 
 def free_ports(count: int) -> list[int]:
@@ -40,6 +42,18 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def free_block() -> tuple[int, int]:
+    """First and last of `BLOCK_PORTS` ports in a row that nobody listens on now, below those that systems hand out."""
+    starts = list(range(*BLOCKS, BLOCK_PORTS))
+    random.shuffle(starts)  # services that start at the same time choose different ones
+    for start in starts:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(start, start + BLOCK_PORTS):
+                stack.enter_context(socket.socket()).bind(("0.0.0.0", port))
+            return start, start + BLOCK_PORTS - 1
+    raise CommandError(f"no {BLOCK_PORTS} ports in a row are free from {BLOCKS[0]} to {BLOCKS[1]}: stop other services")
 
 
 def require_free(port: int, setting: str) -> None:
@@ -70,12 +84,14 @@ def prepare_environment() -> None:
     names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
     for name, port in zip(names, free_ports(len(names)), strict=True):  # or the next service could not have them
         os.environ.setdefault(f"RAY_SERVE_{name}_PORT", str(port))
-    # Ports of the ingress's own, behind HAProxy, from somewhere in Serve's ranges on. When an ingress dies, HAProxy knows
-    # its port for a while, and another service of this machine must not be the next one to take it.
-    for name, low in (("HTTP", 30000), ("GRPC", 40000)):
-        first = low + secrets.randbelow(1000 - INGRESS_PORTS)
-        os.environ.setdefault(f"RAY_SERVE_DIRECT_INGRESS_MIN_{name}_PORT", str(first))
-        os.environ.setdefault(f"RAY_SERVE_DIRECT_INGRESS_MAX_{name}_PORT", str(first + INGRESS_PORTS))
+    # Serve 2.60 opens an ingress replica's gRPC port so that others may open it too (its option is a string where gRPC
+    # wants a number): two services on one machine would both have 40000, and each get some of the other's requests. And
+    # when an ingress dies, HAProxy knows its ports for a while: nobody else must be the next one to take them.
+    for name in ("HTTP", "GRPC"):
+        if f"RAY_SERVE_DIRECT_INGRESS_MIN_{name}_PORT" not in os.environ:
+            first, last = free_block()
+            os.environ[f"RAY_SERVE_DIRECT_INGRESS_MIN_{name}_PORT"] = str(first)
+            os.environ[f"RAY_SERVE_DIRECT_INGRESS_MAX_{name}_PORT"] = str(last)
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
     if bin_dir not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([bin_dir, os.environ.get("PATH", "")])

@@ -39,6 +39,18 @@ def test_free_ports_are_distinct_and_a_taken_port_is_refused_with_its_setting() 
             local.require_free(first, "server.grpc_port")
 
 
+def test_a_block_of_ports_is_free_and_no_other_service_has_one_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = local.free_block()
+    assert last - first + 1 == local.BLOCK_PORTS
+    monkeypatch.setattr(local, "BLOCKS", (first, last + 1))  # this one or none
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as an ingress replica opens its port
+        taken.bind(("0.0.0.0", first + 3))
+        taken.listen()
+        with pytest.raises(CommandError, match="stop other services"):
+            local.free_block()
+
+
 def test_local_resources_hold_every_rank_of_every_replica() -> None:
     tier = {"model": "builtin:smollm2", "resources": {"num_cpus": 4, "custom": {"fast": 1}}}
     target = {"name": "target", **tier, "tensor_parallel_size": 2, "replicas": {"max": 3}}
