@@ -32,6 +32,7 @@ from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
 from cluster.config_lossy import LossyConfig, check_lossy
 from cluster.config_section import Positive, Seconds, Section, Share
+from cluster.config_tls import TlsConfig
 from cluster.config_vllm import from_vllm, is_vllm
 
 __all__ = [
@@ -342,8 +343,13 @@ class ServerConfig(Section):
     """Where the service listens."""
 
     host: str = Field("127.0.0.1", description="address of the gRPC and HTTP ports")
-    grpc_port: Annotated[int, Field(ge=1, le=65535)] = Field(9000, description="gRPC, plaintext")
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] = Field(9000, description="gRPC")
     http_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="HTTP: OpenAI's API, health")
+    tls: TlsConfig | None = Field(None, description="encrypts both ports; null: plaintext")
+    max_message_bytes: Annotated[int, Field(ge=65536, le=2**31 - 1)] = Field(
+        4 * 1024 * 1024, description="largest gRPC message; on a cluster its nodes have it in "
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE, bytes",
+    )
     num_replicas: Positive = Field(1, description="copies of the ingress")
     num_cpus: Share = Field(0.1, description="logical CPUs of an ingress replica")
 

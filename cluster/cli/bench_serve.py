@@ -13,10 +13,11 @@ import typer
 from rich import box
 from rich.table import Table
 
-from cluster.cli import bench_show, client, local, models, processes
+from cluster.cli import bench_show, client, local, models, processes, reach
 from cluster.cli.output import CommandError, guard
 from cluster.cli.serve import ladder, with_ports
 from cluster.config import Config, load_config
+from cluster.edge.access import Access
 
 if TYPE_CHECKING:  # imported late: numpy and gRPC are wanted only here
     from cluster.bench.report import Findings
@@ -31,6 +32,8 @@ DEFAULT_CONFIG = "smollm2"
 def serve(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file or a preset to start.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port of a service that runs already.")] = None,
+    tls: reach.Tls = False, tls_ca: reach.TlsCa = None, cert: reach.Cert = None, key: reach.Key = None,
+    token_env: reach.TokenEnv = None,
     streams: Annotated[str, typer.Option(help="Closed loops of so many streams.")] = "1,8,32",
     rates: Annotated[
         str | None, typer.Option(help="Open loops at so many requests/s; shares of the best closed loop if not given.")
@@ -71,7 +74,8 @@ def serve(
             temperature=temperature, seed=seed, lookahead=lookahead, speculation=not no_speculation,
             slo_ttft_ms=slo_ttft_ms, slo_itl_ms=slo_itl_ms, rounds=rounds, only=only, plot=plot,
         )
-        with _service(config or DEFAULT_CONFIG, address, settings, soak_s is None, as_json, verbose) as service:
+        there = None if address is None else reach.service(address, tls, tls_ca, cert, key, token_env)
+        with _service(config or DEFAULT_CONFIG, there, settings, soak_s is None, as_json, verbose) as service:
             findings, verdicts = _measured(settings, service, soak_s, overload, as_json)
         _show(service, findings, verdicts, as_json, plot)
         broken = [verdict.claim for verdict in verdicts if verdict.holds is False]
@@ -123,7 +127,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def _service(
-    name: str, address: str | None, settings: ServeSettings, roomy: bool, as_json: bool, verbose: bool
+    name: str, address: Access | None, settings: ServeSettings, roomy: bool, as_json: bool, verbose: bool
 ) -> Iterator[Service]:
     """A running one, or one started here with room for all streams (a soak wants the limits as they are)."""
     from cluster.bench.serve.service import Service, serve_pools
@@ -196,7 +200,7 @@ def _show(
     # The goals were set for this model on two cores; elsewhere they would judge the machine.
     target = service.config.target if service.config is not None else None
     judged = target is not None and target.label == "builtin:smollm2" and target.device == "cpu" and not verdicts
-    title = f"service: {service.address}" + (" (EMULATED devices)" if _emulated(service) else "")
+    title = f"service: {service.name}" + (" (EMULATED devices)" if _emulated(service) else "")
     bench_show.show(console, title, findings, GOALS, judged=judged)
     bench_show.print_verdicts(console, verdicts)
     if plot is not None:

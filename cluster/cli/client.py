@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import grpc
 from google.protobuf import json_format
 
 from actors.spec import EMULATED
+from cluster.edge.access import Access, reached
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
@@ -99,10 +99,10 @@ def request(
 
 
 @contextmanager
-def connect(address: str) -> Iterator[outrider_pb2_grpc.OutriderStub]:
-    """A stub for `host:port`; the channel closes with the context."""
+def connect(address: str | Access) -> Iterator[outrider_pb2_grpc.OutriderStub]:
+    """A stub for a service; the channel closes with the context."""
     limits = [(f"grpc.max_{way}_message_length", MAX_MESSAGE_BYTES) for way in ("send", "receive")]
-    with grpc.insecure_channel(address, options=limits) as channel:
+    with reached(address).channel(limits) as channel:
         yield outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
 
 

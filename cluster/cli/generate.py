@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cluster.cli import client
+from cluster.cli import client, reach
 from cluster.cli.output import CommandError, guard, stderr, stdout
 from cluster.rpc import outrider_pb2 as pb
 
@@ -30,6 +30,8 @@ MARKS = {
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads standard input.")],
     address: Annotated[str, typer.Option(help="host:port of the gRPC service.")] = "127.0.0.1:9000",
+    tls: reach.Tls = False, tls_ca: reach.TlsCa = None, cert: reach.Cert = None, key: reach.Key = None,
+    token_env: reach.TokenEnv = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="A user's turn, or text to continue.")] = True,
     system: Annotated[str | None, typer.Option(help="System turn before the prompt (with --chat).")] = None,
     temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None,
@@ -65,7 +67,7 @@ def generate(
             )
         except ValueError as error:  # a number that the field's type cannot hold
             raise CommandError(f"a value is out of range: {error}; choose a smaller one") from error
-        with client.connect(address) as stub:
+        with client.connect(reach.service(address, tls, tls_ca, cert, key, token_env)) as stub:
             if as_json:
                 answer = client.stream(stub, message, timeout_s)
                 outcome = {**answer.as_json(), "emulated": client.is_emulated(stub)}

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import socket
 import sys
 import tempfile
@@ -19,12 +20,15 @@ from pathlib import Path
 from cluster.cli import processes
 from cluster.cli.output import CommandError
 from cluster.config import Config, ServerConfig
+from cluster.config_auth import make_guard
+from cluster.edge import haproxy as edge
 
 GRACE_S = 10.0  # running requests may end within this time of an interrupt
 SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray; beyond it processes are killed
 SERVICER = "cluster.rpc.outrider_pb2_grpc.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
+LONGEST_FOLDER = 26  # sockets of HAProxy add 57 for the node, and 24; a path has 107 characters at most
 
 
 def free_ports(count: int) -> list[int]:
@@ -94,9 +98,44 @@ def running(config: Config, *, verbose: bool = False) -> Iterator[None]:
 
     Raises `CommandError` when a port is taken or the application does not start.
     """
+    make_guard(config.auth)  # a mistake in the tokens is told before anything starts
     with platform(config.server, *local_resources(config), verbose=verbose):
         deploy(config)
         yield
+
+
+@contextlib.contextmanager
+def environment(server: ServerConfig, folder: Path) -> Iterator[None]:
+    """What Serve's processes read, for one service; the former values afterwards.
+
+    Its HAProxy is started through `cluster.edge.haproxy`, and keeps its files in `folder`, which is this user's alone.
+    """
+    starter = folder / "haproxy"
+    program = [sys.executable, "-I", str(Path(edge.__file__).absolute())]
+    starter.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n', encoding="utf-8")
+    starter.chmod(0o700)
+    ours = {
+        edge.BINARY: str(starter), "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(server.max_message_bytes),
+        **({} if server.tls is None else server.tls.environment()),
+    }
+    if len(str(folder)) <= LONGEST_FOLDER:  # else they stay where Serve puts them: the admin socket is private anyway
+        ours |= {
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        }
+    names = {*ours, edge.CERT, edge.KEY, edge.CLIENT_CA, edge.HTTPS_PORT}
+    former = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -108,14 +147,17 @@ def platform(
 
     `store_bytes`: of the object store; None: Ray's choice. More nodes may join: the proxies stay on this one.
     Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
-    Raises `CommandError` when a port is taken.
+    Raises `CommandError` when a port is taken, `ConfigError` when a certificate cannot be used.
     """
+    if server.tls is not None:
+        server.tls.check_files()
     require_free(server.grpc_port, "server.grpc_port")
     require_free(server.http_port, "server.http_port")
     prepare_environment()
     # Short and outside any project: Ray puts sockets there, whose paths have a limit of about 100 characters.
     with (
         tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as temp_dir,
+        environment(server, Path(temp_dir)),
         processes.interruptible(),
     ):
         try:

@@ -55,7 +55,7 @@ def test_every_field_of_every_section_is_described() -> None:
         for name, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{name}"
             todo.extend(_models(field.annotation))
-    assert len(seen) == 12 + len(KINDS) + len(POLICIES)
+    assert len(seen) == 13 + len(KINDS) + len(POLICIES)
 
 
 def test_file_starts_from_preset_and_environment_wins(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from cluster.bench.serve.asks import LEFT, LOST, OK, Ask, Figures, Outcome
+from cluster.edge.access import Access, reached
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
@@ -59,9 +59,9 @@ def figures(finish: pb.Finish) -> Figures:
     )
 
 
-def longest_prompt(address: str, answer_tokens: int) -> int:
+def longest_prompt(address: str | Access, answer_tokens: int) -> int:
     """Tokens that a prompt may have with room for `answer_tokens`, as the service says. Raises grpc.RpcError."""
-    with grpc.insecure_channel(address) as channel:
+    with reached(address).channel() as channel:
         stub = outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
         limits = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=INFO_TIMEOUT_S).limits
     room = limits.max_context_tokens - answer_tokens
@@ -69,13 +69,13 @@ def longest_prompt(address: str, answer_tokens: int) -> int:
 
 
 @asynccontextmanager
-async def stubs(address: str, count: int = NUM_CHANNELS) -> AsyncIterator[list[Any]]:
+async def stubs(address: str | Access, count: int = NUM_CHANNELS) -> AsyncIterator[list[Any]]:
     """Stubs over connections of their own."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
-    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(count)]
+    channels = [reached(address).aio_channel(options) for _ in range(count)]
     try:
         yield [outrider_pb2_grpc.OutriderStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     finally:
@@ -122,8 +122,8 @@ async def send(stub: Any, ask: Ask, due_s: float, application: str | None = None
 
 
 async def closed_loop(
-    address: str, asks: Iterable[Ask], num_streams: int, on_outcome: OnOutcome, duration_s: float | None = None,
-    application: str | None = None,
+    address: str | Access, asks: Iterable[Ask], num_streams: int, on_outcome: OnOutcome,
+    duration_s: float | None = None, application: str | None = None,
 ) -> None:
     """`num_streams` clients, each of which sends its next request when the last one has ended.
 
@@ -146,7 +146,7 @@ async def closed_loop(
         await asyncio.gather(*(stream(connected[i % len(connected)]) for i in range(num_streams)))
 
 
-async def open_loop(address: str, asks: Sequence[Ask], on_outcome: OnOutcome) -> None:
+async def open_loop(address: str | Access, asks: Sequence[Ask], on_outcome: OnOutcome) -> None:
     """Send each request at its `at_s`, whatever became of the others; return when all have ended."""
     async with stubs(address) as connected:
         begin = time.monotonic()

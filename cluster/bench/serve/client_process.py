@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 
 from cluster.bench.serve.asks import Ask, Outcome
 from cluster.bench.serve.client import closed_loop, open_loop
+from cluster.edge.access import Access
 
 STOP_TIMEOUT_S = 10.0
 TICK_S = 0.5
@@ -38,7 +39,7 @@ class Open:
     asks: Sequence[Ask]
 
 
-def put_load(address: str, load: Closed | Open) -> Iterator[Outcome | None]:
+def put_load(address: str | Access, load: Closed | Open) -> Iterator[Outcome | None]:
     """Outcomes as they come, and None every `TICK_S`. Raises `ClientFailed`; closing the iterator ends the process."""
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit gRPC's and Ray's threads
     ours, theirs = spawn.Pipe(duplex=False)
@@ -67,7 +68,7 @@ def put_load(address: str, load: Closed | Open) -> Iterator[Outcome | None]:
             process.join()
 
 
-def _main(address: str, load: Closed | Open, pipe: Connection) -> None:
+def _main(address: str | Access, load: Closed | Open, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted as well, and ends this process
     try:
         if isinstance(load, Open):
@@ -82,6 +83,6 @@ def _main(address: str, load: Closed | Open, pipe: Connection) -> None:
         pipe.send(None)
 
 
-async def _closed(address: str, load: Closed, pipe: Connection) -> None:
+async def _closed(address: str | Access, load: Closed, pipe: Connection) -> None:
     asks = load.asks if load.duration_s is None else itertools.cycle(load.asks)
     await closed_loop(address, asks, load.num_streams, pipe.send, load.duration_s, load.application)

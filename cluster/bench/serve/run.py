@@ -43,7 +43,7 @@ def _bench(settings: ServeSettings, service: Service, watcher: Watcher) -> LoadB
     findings = Findings()
     config = service.config
     findings.details["service"] = {
-        "address": service.address, "model": config.model_name if config is not None else None,
+        "address": service.name, "model": config.model_name if config is not None else None,
         "tiers": [f"{tier.name}: {tier.label} {tier.weights}" for tier in config.tiers] if config is not None else None,
         "lookahead": settings.lookahead, "speculation": settings.speculation, "max_tokens": settings.max_tokens,
         "duration_s": settings.duration_s, "num_prompts": len(settings.prompts),

@@ -10,6 +10,7 @@ import psutil
 
 from actors.messages import ReplicaStats
 from cluster.config import Config
+from cluster.edge.access import Access, reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,16 @@ class PoolState:
 class Service:
     """Where it listens; the rest is None for a service that somebody else started."""
 
-    address: str
+    address: str | Access
     config: Config | None = None
     pools: Callable[[], list[PoolState]] | None = None
     processes: Callable[[], Sequence[psutil.Process]] | None = None
     application: str | None = None  # of several that Serve runs there; None: the only one
+
+    @property
+    def name(self) -> str:
+        """host:port."""
+        return reached(self.address).address
 
 
 def serve_pools(config: Config, application: str) -> Callable[[], list[PoolState]]:

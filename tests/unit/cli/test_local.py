@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,8 +17,9 @@ from typer.testing import CliRunner
 from cluster.cli import local, processes
 from cluster.cli.main import app
 from cluster.cli.output import CommandError
-from cluster.cli.serve import ladder, with_ports
-from cluster.config import load_config
+from cluster.cli.serve import ladder, reach, with_ports, with_tls
+from cluster.config import ConfigError, ServerConfig, load_config
+from cluster.config_tls import TlsConfig
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -107,6 +109,40 @@ def test_ports_are_overridden_and_checked_again() -> None:
     assert with_ports(config, None, None) == config
     with pytest.raises(ValueError, match="another http_port"):
         with_ports(config, 5001, 5001)
+
+
+def test_tls_files_given_on_the_command_line_replace_those_of_the_file() -> None:
+    config = load_config("smollm2", environ={})
+    changed = with_tls(config, "c.pem", "k.pem", None)
+    assert changed.server.tls is not None
+    assert with_tls(changed, None, "other.key", "ca.pem").server.tls == TlsConfig(
+        cert="c.pem", key="other.key", client_ca="ca.pem"
+    )
+    assert with_tls(config, None, None, None) == config
+    with pytest.raises(ConfigError, match="server.tls.key: is required"):
+        with_tls(config, "c.pem", None, None)
+
+
+def test_what_is_open_to_others_is_said() -> None:
+    config = load_config("smollm2", environ={})
+    assert len(reach(config)) == 1
+    wide = load_config({"preset": "smollm2", "server": {"host": "0.0.0.0"}}, environ={})
+    told = reach(wide)
+    assert ["warning" in line for line in told] == [False, True, True]
+    assert "plaintext" in told[1] and "whoever" in told[2]
+    assert len(reach(with_tls(wide, "c", "k", "ca"))) == 1
+    assert len(reach(with_tls(wide, "c", "k", None))) == 2
+
+
+def test_the_environment_of_one_service_is_gone_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_TLS_CLIENT_CA", "of-the-user")
+    before = dict(os.environ)
+    with local.environment(ServerConfig(tls=TlsConfig(cert="c.pem", key="k.pem"), max_message_bytes=65536), tmp_path):
+        assert os.environ["OUTRIDER_TLS_CERT"] == str(Path("c.pem").absolute())
+        assert "OUTRIDER_TLS_CLIENT_CA" not in os.environ, "clients need no certificate here"
+        assert os.environ["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == "65536"
+        assert os.access(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)
+    assert dict(os.environ) == before
 
 
 def test_ladder_names_every_tier() -> None:
