@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 import typing
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -16,14 +17,19 @@ from pydantic import BaseModel, ValidationError
 PREFIX = "OUTRIDER_"
 KIND_TAG = "kind:"  # how the classes of a section that depends on its `kind` are told apart
 Model = TypeVar("Model", bound=BaseModel)
+_MAX_LINE_CHARS = 500
+_MAX_LINES = 30
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)  # what PyYAML raises
+_shown = reprlib.Repr()  # bounded: a few lines of YAML can stand for more than memory holds
+_shown.maxlevel, _shown.maxstring, _shown.maxother = 3, 80, 80
 
 
 class ConfigError(ValueError):
     """Settings are wrong; `lines` holds one sentence per mistake, naming the field and the fix."""
 
     def __init__(self, lines: list[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
+        self.lines = [_one_line(line) for line in lines]
+        super().__init__("\n".join(self.lines))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
         return (ConfigError, (self.lines,))
@@ -50,27 +56,37 @@ def load_mapping(
         data = {"preset": source}
     else:
         path = Path(source)
-        if not path.is_file():
+        if "\0" in str(path) or not path.is_file():
             raise ConfigError([f"{source}: no such file or preset; presets are: {', '.join(preset_names())}"])
-        data = _parse(path.read_text(encoding="utf-8"), str(source))
+        data = _parse(_read(path), str(source))
     data = translate(data)
     preset = data.pop("preset", None)
     if preset is not None:
         if preset not in preset_names():
-            raise ConfigError([f"preset: no preset {preset!r}; choose one of {', '.join(preset_names())}"])
+            raise ConfigError([f"preset: no preset {_shown.repr(preset)}; choose one of {', '.join(preset_names())}"])
         text = (resources.files("cluster") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
         data = _merge(_parse(text, preset), data)
     return _override(data, environ, schema)
+
+
+def _read(path: Path) -> str:
+    """A file's text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is no text in UTF-8 (byte {error.start}); give a YAML file"]) from error
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     """One YAML mapping."""
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except _UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "cannot be read"
+        problem = getattr(error, "problem", None) or "a value cannot be read"
         line = f"{origin}{where}: not valid YAML ({problem}); check indentation and quotes"
         raise ConfigError([line]) from error
     if not isinstance(data, dict):
@@ -98,11 +114,11 @@ def _override(data: dict[str, Any], environ: dict[str, str], schema: type[BaseMo
             continue
         try:
             value = yaml.safe_load(environ[variable])
-        except yaml.YAMLError:
+        except _UNREADABLE:
             value = environ[variable]
         try:
             data = _set(data, path, value)
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, RecursionError):
             lines.append(f"{variable}: there is no {'.'.join(path)} to override; check the name")
     if lines:
         raise ConfigError(lines)
@@ -131,7 +147,10 @@ def validate(schema: type[Model], data: dict[str, Any]) -> Model:
         return schema.model_validate(data)
     except ValidationError as error:
         lines = dict.fromkeys(_line(schema, dict(item)) for item in error.errors())
-        raise ConfigError(list(lines)) from None
+        more = [f"... and {len(lines) - _MAX_LINES} more mistakes"] if len(lines) > _MAX_LINES else []
+        raise ConfigError([*list(lines)[:_MAX_LINES], *more]) from None
+    except RecursionError:
+        raise ConfigError(["the settings are nested too deeply; remove what contains itself"]) from None
 
 
 def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
@@ -147,18 +166,24 @@ def _line(schema: type[BaseModel], item: dict[str, Any]) -> str:
     if kind == "missing":
         return f"{where}: is required; add `{loc[-1]}:`"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
-        return f"{where}: got {item['input']!r}; write its settings under it, as `name: value`, one a line"
+        return f"{where}: got {_shown.repr(item['input'])}; write its settings under it, as `name: value`, one a line"
     if kind in ("too_short", "string_too_short"):
         return f"{where}: is empty; give at least one entry"
     if kind == "string_pattern_mismatch":
-        return f"{where}: {item['input']!r} is not allowed; it must match {context['pattern']}"
+        return f"{where}: {_shown.repr(item['input'])} is not allowed; it must match {context['pattern']}"
     if kind == "union_tag_invalid":
         kinds = [tag.strip().strip("'").removeprefix(KIND_TAG) for tag in context["expected_tags"].split(",")]
         wrong = context["tag"].removeprefix(KIND_TAG)
         name = context["discriminator"].strip("_()")  # the function that tells the kinds apart is named after the field
         return f"{where}.{name}: {wrong!r} is no {name}{_hint(wrong, kinds)}"
     expected = str(item["msg"]).removeprefix("Input should be ")
-    return f"{where}: got {item['input']!r}; use {expected}"
+    return f"{where}: got {_shown.repr(item['input'])}; use {expected}"
+
+
+def _one_line(text: str) -> str:
+    """What a terminal shows on one line of bounded length."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= _MAX_LINE_CHARS else flat[: _MAX_LINE_CHARS - 1] + "…"
 
 
 def _is_union_tag(part: object) -> bool:

@@ -22,10 +22,11 @@ from cluster.cli.output import CommandError
 from cluster.config import Config, ServerConfig
 from cluster.config_auth import make_guard
 from cluster.edge import haproxy as edge
+from cluster.edge import ports
 
 GRACE_S = 10.0  # running requests may end within this time of an interrupt
 SHUTDOWN_TIMEOUT_S = 30.0  # per step: Serve, then Ray; beyond it processes are killed
-SERVICER = "cluster.rpc.outrider_pb2_grpc.add_OutriderServicer_to_server"
+SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
 LONGEST_FOLDER = 26  # sockets of HAProxy add 57 for the node, and 24; a path has 107 characters at most
@@ -65,8 +66,9 @@ def prepare_environment() -> None:
     # Not Ray's 15: the threads that compute step back by themselves, so that those that carry calls run at once.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")  # three times this, and HAProxy is started anew
-    for name, port in zip(("METRICS", "STATS"), free_ports(2), strict=True):  # or the next service could not have them
-        os.environ.setdefault(f"RAY_SERVE_HAPROXY_{name}_PORT", str(port))
+    names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+    for name, port in zip(names, free_ports(len(names)), strict=True):  # or the next service could not have them
+        os.environ.setdefault(f"RAY_SERVE_{name}_PORT", str(port))
     bin_dir = str(Path(sys.executable).parent)  # ninja, which compiles DeepSpeed's CPU collectives
     if bin_dir not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([bin_dir, os.environ.get("PATH", "")])
@@ -115,7 +117,8 @@ def environment(server: ServerConfig, folder: Path) -> Iterator[None]:
     starter.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n', encoding="utf-8")
     starter.chmod(0o700)
     ours = {
-        edge.BINARY: str(starter), "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(server.max_message_bytes),
+        edge.BINARY: str(starter), ports.CALLBACK: ports.NARROW,
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(server.max_message_bytes),
         **({} if server.tls is None else server.tls.environment()),
     }
     if len(str(folder)) <= LONGEST_FOLDER:  # else they stay where Serve puts them: the admin socket is private anyway

@@ -270,7 +270,7 @@ class Climb:
                 raise
             except Exception as error:
                 raise GenerationFailed(
-                    f"the target replica answered {type(error).__name__}: see the target pool's logs"
+                    "the target replica failed on this request: its log holds the details"
                 ) from error
 
     def _lose_target(self, error: ReplicaLost) -> None:

@@ -2,8 +2,9 @@
 
 Serve 2.60 lets one name the program it starts (`RAY_SERVE_HAPROXY_BINARY_PATH`): this file is that program. What Serve
 writes opens a statistics page and a metrics port on all interfaces, makes the admin socket writable for every user of
-the machine, waits an hour for the head of a request, and knows no TLS. So each time Serve starts or reloads its
-HAProxy, the file is changed in place, and the real program takes over this process, as Serve expects.
+the machine, waits an hour for the head of a request, tells everybody the names of its applications, and knows no TLS.
+So each time Serve starts or reloads its HAProxy, the file is changed in place, and the real program takes over this
+process, as Serve expects.
 
 Whatever does not look as it did in the Serve that this was written for is refused, and nothing listens then.
 
@@ -23,6 +24,7 @@ HTTPS_PORT = "OUTRIDER_TLS_HTTPS_PORT"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HEAD_TIMEOUT_S = 30  # to send the head of a request
 HEALTH = "/-/healthz"
+CALLS = ("/outrider.v1.Outrider/", "/ray.serve.RayServeAPIService/Healthz")  # all that the gRPC port is for
 _INSIDE = ("frontend prometheus", "listen stats")  # sections for nobody outside this machine
 _HTTP, _GRPC = "frontend http_frontend", "frontend grpc_frontend"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b")
@@ -82,10 +84,14 @@ def _bound(section: str, indent: str, where: str, port: str, tls: Tls | None) ->
     if section in _INSIDE:
         return [f"{indent}bind 127.0.0.1:{port}"]
     plain = f"{indent}bind {where}"
+    if section == _GRPC:
+        other = (
+            f'{indent}http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message '
+            f'"there is no such method" if !{{ path_beg {" ".join(CALLS)} }}'
+        )
+        return [plain if tls is None else f"{plain} {tls.on('h2')}", other]
     if tls is None:
         return [plain]
-    if section == _GRPC:
-        return [f"{plain} {tls.on('h2')}"]
     both = tls.on("h2,http/1.1")
     if tls.https_port is None:
         return [f"{plain} {both}"]

@@ -15,6 +15,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRING_CHARS = 256  # text of that length may be held back
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
+MAX_CHARS_PER_TOKEN = 32  # on average; text has about 4
+MAX_NAMED = 8  # entries of a long list that a message names
 MAX_REQUEST_ID_CHARS = 128
 MAX_GRAMMAR_BYTES = 65536
 ROLES = ("system", "user", "assistant", "tool")
@@ -49,7 +51,7 @@ def check_known_fields(message: Message) -> None:
     """Refuse fields this server does not know: to ignore them would silently change what was asked."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
-        numbers = ", ".join(str(unknown[i].field_number) for i in range(len(unknown)))
+        numbers = ", ".join(str(unknown[i].field_number) for i in range(min(len(unknown), MAX_NAMED)))
         raise InvalidRequest(
             f"{message.DESCRIPTOR.name} holds fields this server does not know (numbers {numbers}): "
             "drop them or use a newer server"
@@ -140,15 +142,30 @@ def check_request_id(request_id: str) -> str:
     return request_id
 
 
+def check_prompt_tokens(num_tokens: int, limits: RequestLimits, *, at_least: bool = False) -> None:
+    """Raises `InvalidRequest` for a prompt of (`at_least`) so many tokens that is longer than this server takes."""
+    if limits.max_prompt_tokens is not None and num_tokens > limits.max_prompt_tokens:
+        raise InvalidRequest(
+            f"the prompt has {'at least ' if at_least else ''}{num_tokens} tokens but this server takes at most "
+            f"{limits.max_prompt_tokens}: shorten it", PROMPT, CONTEXT_LENGTH,
+        )
+
+
+def check_prompt_chars(num_chars: int, limits: RequestLimits) -> None:
+    """Refuse a text before it is tokenised, which takes a second for some megabytes, if it cannot be short enough."""
+    most = MAX_CHARS_PER_TOKEN * (limits.max_prompt_tokens or limits.max_context_tokens)
+    if num_chars > most:
+        raise InvalidRequest(
+            f"the prompt has {num_chars} characters but this server takes at most {most}: shorten it",
+            PROMPT, CONTEXT_LENGTH,
+        )
+
+
 def fit_max_tokens(
     num_prompt_tokens: int, asked: int | None, default: int, limits: RequestLimits
 ) -> int:
     """Tokens to generate: what was asked, if there is room for it, or as much of the default as fits."""
-    if limits.max_prompt_tokens is not None and num_prompt_tokens > limits.max_prompt_tokens:
-        raise InvalidRequest(
-            f"the prompt has {num_prompt_tokens} tokens but this server takes at most "
-            f"{limits.max_prompt_tokens}: shorten it", PROMPT, CONTEXT_LENGTH,
-        )
+    check_prompt_tokens(num_prompt_tokens, limits)
     room = limits.max_context_tokens - num_prompt_tokens
     if room <= 0:
         what = "leaves no room for a token in" if room == 0 else "does not fit"

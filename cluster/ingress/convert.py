@@ -88,14 +88,14 @@ def from_pb(
     Raises:
         InvalidRequest: one sentence naming the fix.
     """
-    checks.check_known_fields(request)
     asked = request.sampling
+    _check_sizes(request, limits)  # before anything is done for each entry
+    checks.check_known_fields(request)
     request_id = checks.check_request_id(request.request_id) or secrets.token_hex(8)
     speculation_off, lookahead = _speculation(request.speculation, limits)
     lossy = _lossy(request.speculation, defaults, speculation_off)
     # The cheap checks come before the prompt is tokenised.
     checks.check_stop_strings(asked.stop_strings, limits.max_stop_strings)
-    checks.check_size("stop_token_ids", len(asked.stop_token_ids), checks.MAX_STOP_IDS)
     checks.check_ids("stop_token_ids", asked.stop_token_ids, codec.vocab_size)
     stop_ids = frozenset(asked.stop_token_ids) | frozenset(() if asked.ignore_eos else defaults.eos_ids)
     sampling = _sampling(asked, codec.vocab_size, stop_ids, defaults, lossy, entropy)
@@ -114,6 +114,16 @@ def from_pb(
         lookahead=lookahead, speculation_off=speculation_off, request_id=request_id,
         sequence_id=f"{request_id}-{secrets.token_hex(8)}",
     )
+
+
+def _check_sizes(request: pb.GenerateRequest, limits: RequestLimits) -> None:
+    """Nothing has more entries, or characters, than could be served."""
+    asked, chat = request.sampling, request.chat.messages
+    checks.check_size("stop_strings", len(asked.stop_strings), limits.max_stop_strings)
+    checks.check_size("stop_token_ids", len(asked.stop_token_ids), checks.MAX_STOP_IDS)
+    checks.check_size("logit_bias", len(asked.logit_bias), checks.MAX_BIASES)
+    checks.check_prompt_tokens(max(len(request.token_ids.ids), len(chat)), limits, at_least=bool(chat))
+    checks.check_prompt_chars(len(request.text) + sum(len(turn.content) + len(turn.role) for turn in chat), limits)
 
 
 def _given(message: pb.SamplingOptions | pb.SpeculationOptions, name: str, value: _T) -> _T | None:

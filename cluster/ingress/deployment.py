@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -18,16 +19,17 @@ from actors.grammar.vocabulary import know, pieces_of
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
 from actors.spec import EMULATED
-from cluster.config import Config
+from cluster.config import Config, ConfigError
 from cluster.config_auth import make_guard
 from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, Usage
+from cluster.edge.haproxy import BINARY, CERT, KEY
 from cluster.ingress.admission import Admission
 from cluster.ingress.auth import authorization_of
-from cluster.ingress.checks import RequestLimits
+from cluster.ingress.checks import InvalidRequest, RequestLimits
 from cluster.ingress.convert import IngressRequest, RequestDefaults, from_pb
 from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
@@ -35,6 +37,7 @@ from cluster.ingress.grammars import Grammars, check_grammar
 from cluster.ingress.http.app import Backend, http_app
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
+from cluster.ingress.servicer import Unreadable
 from cluster.ingress.speculation import COLD_LOOKAHEAD, controller, coordinator_settings
 from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
@@ -66,6 +69,7 @@ class Ingress:
         """
         self._config = config
         self._guard = make_guard(config.auth)  # before the models are waited for: a mistake shows at once
+        require_front(config)
         if directory is not None:
             await directory.shares.remote([])  # a handle's first call takes longer than a request may wait
         infos: list[ReplicaInfo] = list(await asyncio.gather(*(pool.info.remote() for pool in pools)))
@@ -134,6 +138,7 @@ class Ingress:
         """What is served."""
         try:
             with self._guard.admitted(_authorization(grpc_context)):
+                _check_readable(request)
                 return self._model_info()
         except Exception as error:  # as above
             _fail(grpc_context, error)
@@ -183,6 +188,7 @@ class Ingress:
         """The stream of a caller who may have it."""
         began = time.monotonic()
         deadline = began + self._config.limits.request_timeout_s
+        _check_readable(request)
         checked = from_pb(request, self._codec, self._limits, self._defaults)
         await check_grammar(checked.sampling.grammar)
         figures = FigureCounter(checked.sequence_id)
@@ -226,6 +232,14 @@ class Ingress:
         yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop, lossy))
 
 
+def require_front(config: Config) -> None:
+    """Raises `ConfigError` when TLS is set, but nothing in front of this node was told to do it."""
+    if config.server.tls is not None and not os.environ.get(CERT):
+        line = (f"server.tls: this node's HAProxy does no TLS; set {CERT}, {KEY} and {BINARY}=.../outrider-haproxy in "
+                "the environment of all nodes, as deploy/kustomize/components/tls does")
+        raise ConfigError([line])
+
+
 def announce_lossy(config: Config) -> None:
     """Say once, at start, that text may be other than the target's."""
     lossy = config.speculation.lossy
@@ -246,6 +260,13 @@ def check_tokenizers(config: Config, infos: list[ReplicaInfo]) -> None:
                 f"different tokenizers: {reason} Choose a draft model of the target's family"
                 + (", or set drafter.tokenizers to intersection or text" if shared == (0,) else "")
             )
+
+
+def _check_readable(request: object) -> None:
+    if isinstance(request, Unreadable):
+        raise InvalidRequest(
+            "the message cannot be read: send one of the package outrider.v1, with text in UTF-8 and its fields whole"
+        )
 
 
 def _authorization(context: CallContext) -> str | bytes | None:

@@ -19,6 +19,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import Config, load_config
+from cluster.edge import haproxy
 
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
@@ -168,7 +169,8 @@ def test_pods_run_without_privileges_and_hold_no_secret(rendered: list[dict[str,
             assert not context["allowPrivilegeEscalation"]
             assert context["capabilities"] == {"drop": ["ALL"]}
             for variable in container["env"]:
-                if "TOKEN" in variable["name"] or "KEY" in variable["name"]:
+                is_file = str(variable.get("value", "")).startswith("/etc/")  # of a mounted secret
+                if ("TOKEN" in variable["name"] or "KEY" in variable["name"]) and not is_file:
                     assert "secretKeyRef" in variable["valueFrom"]
     assert not [thing for thing in rendered if thing["kind"] == "Secret"]
 
@@ -190,3 +192,85 @@ def test_the_image_runs_as_nobody_special_and_pins_its_base() -> None:
     assert re.search(r"^ARG PYTHON=3\.11\.\d+$", text, re.MULTILINE)
     assert text.count("FROM python:${PYTHON}") == 2
     assert "ARG RAY" not in text  # its version comes from pyproject.toml alone
+
+
+# --- security -------------------------------------------------------------------------------------
+
+COMPONENTS = sorted(path.parent.name for path in KUSTOMIZE.glob("components/*/kustomization.yaml"))
+
+
+def environments(service: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What each Ray container finds in its environment."""
+    for spec in pod_templates(service):
+        yield {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
+
+
+def test_every_node_starts_haproxy_through_ours_and_bounds_messages(rendered: list[dict[str, Any]]) -> None:
+    limit = outrider_config(rendered).server.max_message_bytes
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for found in environments(ray_service(rendered)):
+        assert found["RAY_SERVE_HAPROXY_BINARY_PATH"] == "/opt/outrider/bin/outrider-haproxy"
+        assert found["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(limit)
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH=/opt/outrider/bin/outrider-haproxy" in image
+    assert f"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE={limit}" in image
+    assert project["scripts"]["outrider-haproxy"] == "cluster.edge.haproxy:main"
+
+
+def test_whoever_serves_gateways_has_tls_and_tokens_on_every_node(rendered: list[dict[str, Any]]) -> None:
+    auth = outrider_config(rendered).auth
+    encrypted = [haproxy.CERT in found for found in environments(ray_service(rendered))]
+    assert all(encrypted) or not any(encrypted)
+    if not all(encrypted):
+        assert not [thing for thing in rendered if thing["kind"] in ("Gateway", "Service")], "plaintext for others"
+        return
+    assert auth is not None and auth.tokens_file is not None
+    for spec in pod_templates(ray_service(rendered)):
+        container = spec["containers"][0]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        secrets = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
+        found = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert secrets == {"tls": "outrider-tls", "tokens": "outrider-tokens"}
+        assert {found[haproxy.CERT], found[haproxy.KEY]} == {mounts["tls"] + "/tls.crt", mounts["tls"] + "/tls.key"}
+        assert auth.tokens_file == mounts["tokens"] + "/tokens"
+        assert found[haproxy.HTTPS_PORT] == "8443"
+
+
+def test_dashboard_and_plaintext_ports_are_open_to_the_operator_alone(rendered: list[dict[str, Any]]) -> None:
+    (policy,) = [thing for thing in rendered if thing["kind"] == "NetworkPolicy"]
+    closed = {8265, 52365, 6379, 10001, 8000, 8404, 9101}
+    for rule in policy["spec"]["ingress"]:
+        ports = {entry["port"] for entry in rule.get("ports", [])}
+        operator = any("kuberay-operator" in str(peer) for peer in rule["from"])
+        assert operator or not ports & closed
+        assert ports or all(peer == {"podSelector": {"matchLabels": {"outrider/cluster": "outrider"}}}
+                            for peer in rule["from"])
+
+
+def test_every_component_renders_together_and_is_what_the_operator_takes(
+    schema: dict[str, Any], tmp_path: Path
+) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: overlays cannot be rendered")
+    assert {*COMPONENTS} == {"tls", "mutual-tls", "tokens", "ray-tls"}
+    copied = tmp_path / "kustomize"
+    shutil.copytree(KUSTOMIZE, copied)
+    (copied / "all").mkdir()
+    (copied / "all" / "kustomization.yaml").write_text(yaml.safe_dump({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../overlays/cpu"],
+        "components": [f"../components/{name}" for name in ("tls", "mutual-tls", "tokens", "ray-tls")],
+    }))
+    done = subprocess.run(["kubectl", "kustomize", str(copied / "all")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    objects = list(yaml.safe_load_all(done.stdout))
+    service = ray_service(objects)
+    jsonschema.validate(service, schema)
+    for found in environments(service):
+        assert found["RAY_USE_TLS"] == "1"
+        assert found[haproxy.CLIENT_CA] == "/etc/outrider/tls/ca.crt"
+    for spec in pod_templates(service):
+        (init,) = spec["initContainers"]
+        assert init["securityContext"]["runAsNonRoot"] and "ray-ca" in str(init["volumeMounts"])
+    names = {volume["name"] for spec in pod_templates(service) for volume in spec["volumes"]}
+    for mount in service["spec"]["rayClusterConfig"]["autoscalerOptions"]["volumeMounts"]:
+        assert mount["name"] in names

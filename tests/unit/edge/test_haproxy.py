@@ -19,7 +19,7 @@ from cluster.edge import haproxy
 from cluster.edge.haproxy import Tls, Unsafe, made_safe, tls_of
 from tests.certificates import Authority
 
-SERVICER = "cluster.rpc.outrider_pb2_grpc.add_OutriderServicer_to_server"
+SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def test_statistics_metrics_and_admin_socket_are_for_nobody_else(text: str) -> N
     assert all(line.startswith("bind 127.0.0.1:") for s in ("frontend prometheus", "listen stats") for line in ports[s])
     assert ports["frontend http_frontend"] == ["bind *:18000"]
     assert ports["frontend grpc_frontend"] == ["bind *:19000 proto h2"]
+    assert "grpc-status 12" in safe and "if !{ path_beg /outrider.v1.Outrider/ " in safe
     assert "mode 666" in text and "mode 666" not in safe and "mode 600 level admin" in safe
     assert f"timeout http-request {haproxy.HEAD_TIMEOUT_S}s" in safe
 

@@ -294,3 +294,24 @@ def test_without_a_grammar_there_is_none(codec: TextCodec, asked: dict[str, Any]
 def test_a_grammar_without_an_end_of_sequence_id_is_refused(codec: TextCodec) -> None:
     with pytest.raises(InvalidRequest, match="regex cannot be used: this model has no end-of-sequence id"):
         convert(codec, asking(regex="a"), defaults=RequestDefaults(max_tokens=12))
+
+
+def test_sizes_are_checked_before_anything_is_done_for_each_entry(codec: TextCodec) -> None:
+    """So a message full of something costs no more than reading it."""
+    limits = dataclasses.replace(LIMITS, max_prompt_tokens=10)
+    for request, sentence in (
+        (pb.GenerateRequest(text="x" * 321), "the prompt has 321 characters but this server takes at most 320"),
+        (pb.GenerateRequest(token_ids=ids(11)), "the prompt has 11 tokens but this server takes at most 10"),
+        (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 11)), "the prompt has at least 11 tokens"),
+        (asking(stop_token_ids=[1] * 65), "stop_token_ids has 65 entries: the limit is 64"),
+        (asking(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias has 1025 entries: the limit is 1024"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            from_pb(request, None, limits, DEFAULTS)  # type: ignore[arg-type]  # no tokenizer is asked
+        assert str(refused.value).startswith(sentence)
+
+
+def test_of_many_unknown_fields_a_few_are_named(codec: TextCodec) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        convert(codec, pb.GenerateRequest.FromString(b"\xf8\x07\x01" * 10_000))
+    assert len(str(refused.value)) < 250

@@ -60,9 +60,6 @@ def ingress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingress]:
 class Status:
     """A call's context, where a failure would be told."""
 
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return []
-
     def set_code(self, code: object) -> None:
         raise AssertionError(code)
 

@@ -1,13 +1,13 @@
-"""The whole service behind mutual TLS with tokens, as real clients meet it: who may come in, and what listens where."""
+"""The service behind mutual TLS with tokens, as real clients meet it: who may come in, and what listens where."""
 
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import stat
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +15,19 @@ import grpc
 import psutil
 import pytest
 
-from cluster.cli import client, local
+from cluster.cli import client
 from cluster.cli.client import Options
-from cluster.cli.serve import with_ports
-from cluster.config import Config, load_config
 from cluster.edge.access import Access
 from cluster.ingress.tokens import new_token
 from cluster.rpc import outrider_pb2 as pb
-from tests.certificates import Authority, Pair
-from tests.conftest import TinyModel
+from tests.certificates import Authority
+from tests.e2e.secure.service import WAIT_S, Secured
+from tests.e2e.service import workers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-WAIT_S = 60.0
 OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-@dataclass
-class Secured:
-    """A service, and a client that may do everything."""
-
-    config: Config
-    access: Access
-    authority: Authority
-    mine: Pair
-    slow: str  # token of one request at once
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Iterator[Secured]:
-    folder = tmp_path_factory.mktemp("secured")
-    authority = Authority(folder)
-    service, mine = authority.signed("service"), authority.signed("mine")
-    (token, line), (slow, slow_line) = new_token("alice"), new_token("slow")
-    (folder / "tokens").write_text(f"{line}\n{slow_line} max_concurrent=1\n")
-    config = with_ports(load_config({
-        "tiers": [{"name": "target", "model": str(tiny_model()), "page_tokens": 16, "kv_tokens": 4096}],
-        "auth": {"tokens_file": str(folder / "tokens")},
-        "limits": {"max_prompt_tokens": 200},
-        "server": {"tls": {
-            "cert": str(service.cert), "key": str(service.key), "client_ca": str(authority.cert),
-        }, "max_message_bytes": 65536},
-    }, environ={}), *local.free_ports(2))  # fmt: skip
-    with local.running(config):
-        yield Secured(config, Access(
-            f"localhost:{config.server.grpc_port}", True, authority.cert.read_bytes(), mine.cert.read_bytes(),
-            mine.key.read_bytes(), token,
-        ), authority, mine, slow)  # fmt: skip
 
 
 def status(access: Access, message: pb.GenerateRequest | None = None) -> tuple[grpc.StatusCode, str]:
@@ -165,6 +130,13 @@ def test_haproxy_listens_on_loopback_and_its_files_are_private(secured: Secured)
     assert proxies
     hosts = {c.laddr.ip for p in proxies for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert hosts == {"127.0.0.1"}
+    serving = [psutil.Process(pid) for kind in ("ServeReplica:outrider:ingress", "ProxyActor") for pid in workers(kind)]
+    assert len(serving) == 2
+    ports = {int(os.environ[f"RAY_SERVE_FALLBACK_PROXY_{kind}_PORT"]) for kind in ("HTTP", "GRPC")} | {30000, 40000}
+    behind = {(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for p in serving for c in p.net_connections("tcp")
+              if c.status == psutil.CONN_LISTEN and c.laddr.port in ports}
+    assert {host for host, _ in behind} == {"127.0.0.1"}, "TLS must not be gone round"
+    assert len(behind) >= 3
     config = Path(proxies[0].cmdline()[proxies[0].cmdline().index("-f") + 1])
     assert stat.S_IMODE((config.parent / "tls.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((config.parent / "admin.sock").stat().st_mode) == 0o600
