@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from cluster.config import Config, TierConfig, load_config
+from cluster.config import Config, load_config
 from cluster.groups import PoolSettings
 from cluster.ingress.deployment import Ingress
 from cluster.pools import Pool
 from cluster.prefixes import PrefixDirectory
+from cluster.scaling.options import ingress_scaling, pool_scaling
 
 REPLICA_CPUS = 0.01  # a pool's replica only hands out leases; its actors do the work
 LEASE_MARGIN = 16  # calls beside leases (info, stats), and leases refused in words instead of by waiting
@@ -36,7 +37,7 @@ def application(config: Config, pool: type[Pool] = Pool) -> serve.Application:
     # HTTP goes to what `Ingress.__serve_build_asgi_app__` returns. The class itself stays an importable one.
     ingress = _deployment(serve.ingress()(Ingress)).options(
         name="ingress",
-        num_replicas=config.server.num_replicas,
+        **ingress_scaling(config),
         ray_actor_options={"num_cpus": config.server.num_cpus},
         max_ongoing_requests=limits.max_concurrent_requests + limits.max_queued_requests + REFUSAL_MARGIN,
         max_queued_requests=limits.max_queued_requests + REFUSAL_MARGIN,
@@ -69,7 +70,7 @@ def pool_options(config: Config, index: int) -> dict[str, Any]:
     bundle = tier.resources.bundle() or {"CPU": REPLICA_CPUS}
     return {
         "name": f"tier{index}-{tier.name}",
-        **_scaling(tier),
+        **pool_scaling(config, index),
         "max_ongoing_requests": tier.max_sequences + LEASE_MARGIN,
         "request_router_config": RequestRouterConfig(
             request_router_class="cluster.router:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
@@ -100,13 +101,3 @@ def _deployment(cls: type) -> serve.Deployment:
     deployment: serve.Deployment = serve.deployment(cls)  # type: ignore[assignment]  # a decorator by its stub
     return deployment
 
-
-def _scaling(tier: TierConfig) -> dict[str, Any]:
-    replicas = tier.replicas
-    if replicas.min == replicas.max:
-        return {"num_replicas": replicas.max}
-    return {"autoscaling_config": AutoscalingConfig(
-        min_replicas=replicas.min, max_replicas=replicas.max, initial_replicas=replicas.initial,
-        target_ongoing_requests=max(1.0, replicas.target_load * tier.max_sequences),
-        upscale_delay_s=replicas.upscale_delay_s, downscale_delay_s=replicas.downscale_delay_s,
-    )}

@@ -73,14 +73,26 @@ class ResourcesConfig(Section):
 class ReplicasConfig(Section):
     """How many copies of a tier run. With min == max the count is fixed, else it follows the load."""
 
-    min: Annotated[int, Field(ge=0)] = Field(1, description="replicas that always run")
+    min: Annotated[int, Field(ge=0)] = Field(
+        1, description="replicas that always run; 0 (not for the target): none while nobody wants drafts",
+    )
     max: Positive = Field(1, description="replicas at most")
-    initial: Annotated[int, Field(ge=0)] | None = Field(None, description="replicas at start; null: min")
+    initial: Annotated[int, Field(ge=0)] | None = Field(None, description="replicas at start; null: min, or 1")
     target_load: Annotated[float, Field(gt=0, le=1)] = Field(
         0.7, description="share of max_sequences that a replica should carry; above it replicas are added",
     )
+    target_kv: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.8, description="share of its KV pages that a replica should have in use; above it replicas are added",
+    )
+    max_starved: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="tiers below the target: share of the rounds that may go without them, or wait for them",
+    )
     upscale_delay_s: Annotated[float, Field(ge=0)] = Field(10.0, description="load must last this long, s")
     downscale_delay_s: Annotated[float, Field(ge=0)] = Field(120.0, description="idleness must last so, s")
+    zero_delay_s: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="before the last replica goes, no draft may have been wanted for so long; "
+        "null: as downscale_delay_s, s",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -88,7 +100,14 @@ class ReplicasConfig(Section):
             raise ValueError(f"min {self.min} exceeds max {self.max}; raise max or lower min")
         if self.initial is not None and not self.min <= self.initial <= self.max:
             raise ValueError(f"initial {self.initial} lies outside min..max; choose {self.min} to {self.max}")
+        if self.zero_delay_s is not None and self.min > 0:
+            raise ValueError(f"zero_delay_s is set but min {self.min} keeps replicas running; set min: 0 or remove it")
         return self
+
+    @property
+    def vary(self) -> bool:
+        """Whether the count follows the load."""
+        return self.min < self.max
 
 
 class EmulationConfig(Section):
@@ -380,6 +399,9 @@ class Config(Section):
         for index, tier in enumerate(self.tiers):
             if tier.drafter is not None and index > 0:
                 raise ValueError(f"tiers.{index}.drafter: only tier 0 drafts; remove it")
+            if tier.replicas.min == 0 and index == len(self.tiers) - 1:
+                raise ValueError(f"tiers.{index}.replicas.min: the target decides every token, so one must run; set "
+                                 "min: 1 or more (only tiers below it may go to none)")
             if index == 0 and len(self.tiers) > 1 and tier.num_ranks > 1:
                 raise ValueError("tiers.0.tensor_parallel_size: a drafting tier runs on one rank; use 1")
         check_features(self.tiers)

@@ -46,6 +46,7 @@ from cluster.coordinator.tier import (
 from cluster.pools import LeaseGrant, Refused, Revoked
 from cluster.prefixes import LocalPrefixes, Prefixes, digests
 from cluster.routing import Preference
+from cluster.running import Running
 
 logger = logging.getLogger(__name__)
 
@@ -97,15 +98,16 @@ class RayLease:
 
     def __init__(
         self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None,
-        lost: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None, running: Running | None = None,
     ) -> None:
-        """`learn` is told what the replica keeps, `lost` that its actor was lost."""
+        """`learn` is told what the replica keeps, `lost` that its actor was lost; `running` tells who is going away."""
         self._sequence_id = sequence_id
         self._grant = grant
         self._stream = stream
         self._channel = channel
         self._learn = learn
         self._lost = lost
+        self._running = running or Running()
         self._revoked = False
         self._released = False
         self._under_way: set[asyncio.Future[bytes]] = set()
@@ -124,7 +126,7 @@ class RayLease:
     @property
     def revoked(self) -> bool:
         """True once the replica is going away, or no longer counts this lease."""
-        return self._revoked
+        return self._revoked or self._running.left(_tag(self.replica_id))
 
     async def _follow(self) -> None:
         try:
@@ -237,11 +239,19 @@ class RayTier:
 
     def __init__(
         self, handle: DeploymentHandle[Any], timeout_s: float = 60.0, *, full_timeout_s: float = 10.0,
-        prefixes: Prefixes | None = None, silence_s: float = SILENCE_S,
+        prefixes: Prefixes | None = None, silence_s: float = SILENCE_S, running: Running | None = None,
+        may_sleep: bool = False,
     ) -> None:
-        """`timeout_s` bounds a lease, a replica's rebuild included; `full_timeout_s` the wait for a place.
+        """The pool behind `handle`.
 
-        `silence_s`: see `cluster.channel.Channel`.
+        Args:
+            handle: of the deployment.
+            timeout_s: bounds a lease, a replica's rebuild included.
+            full_timeout_s: bounds the wait for a place.
+            prefixes: who has met which prefix.
+            silence_s: see `cluster.channel.Channel`.
+            running: what Serve tells of the pool's replicas.
+            may_sleep: its autoscaler may leave it none.
         """
         self._handle = handle.options(stream=True)
         self._timeout_s = timeout_s
@@ -249,6 +259,19 @@ class RayTier:
         self._prefixes = prefixes or LocalPrefixes()
         self._channels = Channels(silence_s)
         self._shunned: dict[str, float] = {}  # tags of replicas that could not be reached -> until when
+        self._running = running or Running()
+        self._may_sleep = may_sleep
+        self._num_waiting = 0
+
+    @property
+    def asleep(self) -> bool:
+        """Whether its autoscaler has left it no replica."""
+        return self._may_sleep and self._running.none
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that look for a place just now."""
+        return self._num_waiting
 
     async def lease(
         self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
@@ -258,6 +281,13 @@ class RayTier:
         Raises `NoReplica` when none is to be had within `timeout_s`, `PoolFull` when all were full all the time of
         `full_timeout_s`.
         """
+        self._num_waiting += 1
+        try:
+            return await self._lease(sequence_id, avoid, tokens)
+        finally:
+            self._num_waiting -= 1
+
+    async def _lease(self, sequence_id: str, avoid: frozenset[str], tokens: Ids) -> RayLease:
         search = _Search(self._timeout_s, self._full_timeout_s)
         names = digests(tokens)
         shares = await self._prefixes.shares(names)
@@ -279,7 +309,8 @@ class RayTier:
                         tag = _tag(first.replica_id)
                         self._prefixes.learn(names, tag)
                         return RayLease(
-                            sequence_id, first, stream, channel, partial(self._learn, tag), partial(self._shun, tag)
+                            sequence_id, first, stream, channel, partial(self._learn, tag), partial(self._shun, tag),
+                            self._running,
                         )
             except TimeoutError:
                 search.reason = f"{search.reason}, none became free"

@@ -21,6 +21,7 @@ from actors.messages import ReplicaInfo, ReplicaStats
 from actors.wire.access import Endpoint
 from cluster.groups import PoolSettings, make_group
 from cluster.routing import Preference
+from cluster.scaling.reports import of_replica
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,15 @@ class Pool:
         """Counters of the replica's engine."""
         stats: ReplicaStats = await self._group.leader.stats.remote()
         return stats
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to this pool's autoscaling policy."""
+        try:
+            async with asyncio.timeout(ANSWER_S / 2):
+                stats: ReplicaStats | None = await self.stats() if self._group.alive() else None
+        except (RayError, TimeoutError):
+            stats = None  # its end, or that it hangs, is the health check's business
+        return of_replica(len(self._leases), stats)
 
     async def leader_pid(self) -> int:
         """Process id, on its own node, of the actor that takes the calls."""

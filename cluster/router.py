@@ -15,6 +15,7 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 from ray.serve.request_router import LocalityMixin, MultiplexMixin, PendingRequest, RequestRouter, RunningReplica
 
 from cluster.routing import Candidate, Preference, rank
+from cluster.running import running
 
 
 class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):
@@ -23,6 +24,12 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """`capacity`: sequences that a replica holds at once."""
         self._capacity: int = kwargs["capacity"]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve tells which replicas run: leases on others move on (`cluster.running`)."""
+        super().update_replicas(replicas)
+        known = running(self._deployment_id.app_name, self._deployment_id.name)
+        known.tags = frozenset(replica.replica_id.unique_id for replica in replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None,

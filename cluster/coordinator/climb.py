@@ -13,11 +13,11 @@ from actors.messages import Context, Draft, DraftShape, Ids, Verdict
 from actors.sampling.params import VerifyMode
 from cluster.coordinator.ahead import Flight
 from cluster.coordinator.call import CallBounds, verdict_within, verify_within
-from cluster.coordinator.control.plan import PLAIN, RoundPlan
+from cluster.coordinator.control.plan import PLAIN, Reason, RoundPlan
 from cluster.coordinator.courier import Courier
 from cluster.coordinator.errors import DeadlinePassed, DraftLate, FailureCode, GenerationFailed, ReplicaLate
 from cluster.coordinator.figures import FigureCounter
-from cluster.coordinator.hold import Clock, Hold
+from cluster.coordinator.hold import ASLEEP, Clock, Hold
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.notes import RoundNotes
 from cluster.coordinator.request import GenerationRequest
@@ -61,7 +61,7 @@ class Climb:
         self._figures = figures
         self._clock = clock
         self._holds = [
-            Hold(tier, index, sequence, ladder.settings, clock, figures)
+            Hold(tier, index, sequence, ladder.settings, clock, figures, ladder.is_asleep)
             for index, tier in enumerate(ladder.tiers)
         ]
         self._want_laws = request.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK)
@@ -74,6 +74,7 @@ class Climb:
         self._courier = Courier(ladder.feature_window) if ladder.sends_features else None
         self._sent_at = 0.0  # when the latest pass of the target was
         self._degraded = False  # in this round
+        self._lacked: set[int] = set()  # tiers that did not serve this round
         self._num_target_losses = 0
         ladder.open_requests.num += 1
         self._is_open = True
@@ -91,11 +92,12 @@ class Climb:
         self._left_s()
         await self._reach_target()
         self._degraded = False
+        self._lacked.clear()
         self._notes = RoundNotes(missed_branch=self._notes.was_missed)
         self._plan = plan = await self._make_plan()
         flight = self._rider.take_flight()
         if flight is not None and (verdict := await self._fly(flight)) is not None:
-            return self._landed(verdict)
+            return self._landed(verdict, wanted=True)
         budget = self._sequence.remaining - 1  # the target itself adds one token
         wanted = bool(plan.rungs) and budget > 0
         if wanted and self._notes.missed_branch:
@@ -104,7 +106,7 @@ class Climb:
         verdict = await self._verify_target(pieces)
         if wanted and verdict.num_draft == 0 and self._degraded:
             self._figures.degraded_steps += 1
-        return self._landed(verdict)
+        return self._landed(verdict, wanted)
 
     def observe(self, wall_s: float) -> None:
         """The round's verdict is committed."""
@@ -113,13 +115,17 @@ class Climb:
     async def _make_plan(self) -> RoundPlan:
         if self._request.lookahead is None:  # what is leased matters to the controller
             for hold in self._holds[:-1]:
-                await hold.poll()
+                if not hold.sleeps():
+                    await hold.poll()
             for hold in self._holds:
-                self._planner.leased(self._control, hold.index, hold.lease.replica_id if hold.lease else None)
+                # As if a sleeping pool were leased: what the controller knows of it says whether to wake it up.
+                nobody = ASLEEP if hold is not self._holds[-1] and hold.sleeps() else None
+                self._planner.leased(self._control, hold.index, hold.lease.replica_id if hold.lease else nobody)
         remaining = self._sequence.remaining
-        return self._planner.plan(
-            self._control, self._clock(), remaining, self._sequence.num_tokens + remaining
-        )
+        plan = self._planner.plan(self._control, self._clock(), remaining, self._sequence.num_tokens + remaining)
+        if plan.reason in (Reason.PROBE, Reason.TRIAL) and any(self._holds[rung].sleeps() for rung in plan.rungs):
+            return PLAIN  # not worth waking anybody up for
+        return plan
 
     # --- while the target verifies ----------------------------------------------------------------
 
@@ -158,8 +164,13 @@ class Climb:
             drafter = self._holds[self._plan.rungs[0]]
             self._rider.look_ahead(self._plan, self._notes, drafter, self._holds[-1], verify_round, draft)
 
-    def _landed(self, verdict: Verdict) -> Verdict:
+    def _landed(self, verdict: Verdict, wanted: bool) -> Verdict:
+        """The verdict of the round; `wanted`: it was to have a draft."""
         self._rider.settle(verdict, self._notes)
+        demand, rungs = self._ladder.demand, self._plan.rungs
+        if wanted and len(rungs) == 1 and demand.was_slow(rungs[0], verdict):
+            self._lacked.add(rungs[0])
+        demand.count(rungs if wanted else (), self._lacked)
         return verdict
 
     # --- below the target -------------------------------------------------------------------------
@@ -175,6 +186,9 @@ class Climb:
         lease = await hold.poll()
         if lease is None:
             self._degraded = True
+            self._lacked.add(hold.index)
+            if hold.asleep:
+                self._figures.count_asleep(hold.index)
             return await self._gather(level - 1, pending, budget)
         if level == 0:
             return self._propose(hold, pending, budget)
@@ -414,6 +428,7 @@ class Climb:
 
     def _drop(self, hold: Hold, reason: str, *, lost: bool, detail: str | None = None) -> None:
         self._degraded = True
+        self._lacked.add(hold.index)
         if self._proposal is not None and self._proposal.hold is hold:
             self._proposal = None
         hold.drop(reason, lost=lost, detail=detail)

@@ -83,6 +83,14 @@ class FigureCounter:
             },
         )
 
+    def count_asleep(self, tier: int) -> None:
+        """A round went without a tier whose pool was scaled to none: by choice, so nothing to warn of."""
+        reason = f"tier{tier}:asleep"
+        if reason not in self._degraded:
+            logger.info("tier %d is asleep: rounds go on without it until it has woken up", tier, extra={
+                "request_id": self._request_id, "tier": tier, "reason": "asleep"})
+        self._degraded[reason] += 1
+
     def snapshot(self) -> SpeculationFigures:
         """The figures so far, frozen."""
         origins = self._origins

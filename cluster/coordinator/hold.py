@@ -12,6 +12,7 @@ from cluster.coordinator.settings import CoordinatorSettings
 from cluster.coordinator.tier import Lease, NoReplica, PoolFull, ReplicaLost, Tier
 
 Clock = Callable[[], float]
+ASLEEP = "asleep"  # a pool that was scaled to none, as a reason and as a replica
 
 
 class Hold:
@@ -20,7 +21,9 @@ class Hold:
     def __init__(
         self, tier: Tier, index: int, sequence: Sequence,
         settings: CoordinatorSettings, clock: Clock, figures: FigureCounter,
+        is_asleep: Callable[[int], bool] = lambda index: False,
     ) -> None:
+        """`is_asleep`: whether the pool of a tier was scaled to no replica. Asking for a lease wakes it up."""
         self.index = index
         self.lease: Lease | None = None
         self.held: Held | None = None
@@ -30,6 +33,7 @@ class Hold:
         self._settings = settings
         self._clock = clock
         self._figures = figures
+        self._is_asleep = is_asleep
         self._leasing: asyncio.Task[Lease] | None = None
         self._releases: set[asyncio.Task[None]] = set()
         self._avoid: dict[str, float] = {}  # replica id -> until when
@@ -40,15 +44,37 @@ class Hold:
 
     def start(self) -> None:
         """Begin to seek a lease; the first `poll` waits for it as if it had begun it."""
-        if self.lease is None and self._leasing is None:
+        if self.lease is None and self._leasing is None and not self._is_asleep(self.index):
             self._begin(self._clock())
             self._unasked = True
 
     async def poll(self) -> Lease | None:
         """A lease if there is one now. A draining one serves until its successor is there."""
         if self.lease is None or self.lease.revoked:
-            await self._try_lease(self._settings.lease_grace_s)
+            if not self._is_asleep(self.index):
+                await self._try_lease(self._settings.lease_grace_s)
+            else:
+                self._let_go()
+                await self._try_lease(0.0)  # wakes the pool, which takes longer than a round may wait
         return self.lease
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the pool has no replica, by choice of its autoscaler, and this sequence holds none."""
+        return (self.lease is None or self.lease.revoked) and self._is_asleep(self.index)
+
+    def sleeps(self) -> bool:
+        """Whether it is asleep and this sequence has not called it; gives back what the last replica still holds."""
+        if self._leasing is not None or not self.asleep:
+            return False
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        """The pool's last replica drains: it waits for nothing but its leases."""
+        lease, self.lease, self.held = self.lease, None, None
+        if lease is not None:
+            self._release(lease)
 
     async def acquire(self, wait_s: float) -> Lease:
         """A lease, waiting up to `wait_s`. Raises `NoReplica`.

@@ -9,15 +9,21 @@ drawn, and collected pieces are never shortened: that is what keeps the law.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cluster.coordinator.control.planner import FixedPlanner, Planner
+from cluster.coordinator.demand import Demand
 from cluster.coordinator.pace import Pace
 from cluster.coordinator.request import GenerationRequest
 from cluster.coordinator.runs import OpenRequests
 from cluster.coordinator.settings import CoordinatorSettings
 from cluster.coordinator.tier import Tier
+
+
+def _never(index: int) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class Ladder:
     feature_window: int = 0  # so many positions of them before the newest token; 0: all
     pace: Pace = field(default_factory=Pace)
     open_requests: OpenRequests = field(default_factory=OpenRequests)
+    demand: Demand = field(default_factory=Demand)
+    is_asleep: Callable[[int], bool] = _never  # whether a tier's pool was scaled to none
 
     def __post_init__(self) -> None:
         num_middle = max(0, len(self.tiers) - 2)

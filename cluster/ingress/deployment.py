@@ -43,6 +43,8 @@ from cluster.ingress.tokenizing import TextCodec
 from cluster.leases import RayTier
 from cluster.prefixes import LocalPrefixes, SharedPrefixes
 from cluster.rpc import outrider_pb2 as pb
+from cluster.running import running
+from cluster.scaling.reports import of_ingress
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +98,18 @@ class Ingress:
         prefixes = LocalPrefixes() if directory is None else SharedPrefixes(directory)
         used = slice(None) if config.speculation.enabled else slice(-1, None)
         self._lookahead = _lookahead(config)
+        self._first_pool = 0 if config.speculation.enabled else len(pools) - 1
+        tiers = [
+            RayTier(
+                pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes,
+                silence_s=limits.silence_timeout_s, running=running(pool.app_name, pool.deployment_name),
+                may_sleep=config.tiers[shared[-1]].replicas.min == 0,
+            )
+            for pool, shared in zip(pools[used], config.processes[used], strict=True)
+        ]
+        self._tiers = tiers
         self._ladder = Ladder(
-            tiers=[
-                RayTier(
-                    pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes,
-                    silence_s=limits.silence_timeout_s,
-                )
-                for pool in pools[used]
-            ],
+            tiers=tiers, is_asleep=lambda index: tiers[index].asleep,
             windows=[config.tiers[shared[-1]].window for shared in config.processes[used][1:-1]],
             settings=coordinator_settings(config), controller=controller(config, len(pools[used])),
             target_drafts=config.target_drafts,
@@ -169,6 +175,11 @@ class Ingress:
     def _load(self) -> dict[str, object]:
         """How busy this replica is."""
         return {"running": self._admission.num_running, "waiting": self._admission.num_waiting}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to the pools' autoscaling policies."""
+        waiting = {self._first_pool + index: tier.num_waiting for index, tier in enumerate(self._tiers)}
+        return of_ingress(self._ladder.demand, waiting)
 
     async def _chunks(
         self, request: pb.GenerateRequest, authorization: str | bytes | None
