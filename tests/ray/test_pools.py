@@ -33,6 +33,7 @@ from cluster.coordinator.tier import DraftLost, NoReplica, PoolFull, ReplicaLost
 from cluster.groups import PoolSettings
 from cluster.leases import RayLease, RayTier
 from cluster.pools import LeaseGrant, Pool
+from cluster.running import running
 from tests.ray.serving import end_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio]
@@ -84,7 +85,9 @@ class Judge:
         return Call(context.sequence_id, completed(Verdict(tokens, len(tokens) - 1, len(tokens) - 1, Origin.BONUS)))
 
 
-def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> DeploymentHandle[Any]:
+def deploy(
+    name: str, *, max_sequences: int, max_ongoing_requests: int, num_replicas: int = 1
+) -> DeploymentHandle[Any]:
     settings = PoolSettings(
         name=name, spec=ModelSpec(tier=0, model="echo", max_sequences=max_sequences, idle_timeout_s=30.0),
         drafter=NgramSpec(), law_support=0, num_cpus=0.1, num_gpus=0, accelerator_type=None,
@@ -92,7 +95,8 @@ def deploy(name: str, *, max_sequences: int, max_ongoing_requests: int) -> Deplo
     )
     pool: Any = serve.deployment(Pool)
     application = pool.options(
-        name=name, max_ongoing_requests=max_ongoing_requests, ray_actor_options={"num_cpus": 0.1},
+        name=name, num_replicas=num_replicas, max_ongoing_requests=max_ongoing_requests,
+        ray_actor_options={"num_cpus": 0.1},
         placement_group_bundles=[{"CPU": 0.1}, {"CPU": 0.1}], health_check_period_s=1.0,
         request_router_config=RequestRouterConfig(
             request_router_class="cluster.router:PrefixRouter",  # type: ignore[arg-type]  # its stub is wrong
@@ -283,3 +287,28 @@ async def test_draining_revokes_leases_lets_the_round_end_and_refuses_new_ones(
         await RayTier(handle, 1.0).lease("t")
     await lease.release()
     await eventually(num_leases(handle, 0))
+
+
+async def test_a_replica_that_scales_down_loses_its_leases_at_once_and_ends_its_round(
+    pools: dict[str, DeploymentHandle[Any]]
+) -> None:
+    def scale(num_replicas: int) -> DeploymentHandle[Any]:
+        return deploy("scaled", max_sequences=1, max_ongoing_requests=50, num_replicas=num_replicas)
+
+    handle = await asyncio.to_thread(scale, 2)
+    known = running(handle.app_name, handle.deployment_name)
+    tier = RayTier(handle, 60.0, running=known, may_sleep=True)
+    leases = [await tier.lease(f"s{i}") for i in range(2)]  # one on each
+    assert not any(lease.revoked for lease in leases)
+    assert not tier.asleep
+    scaling = asyncio.create_task(asyncio.to_thread(scale, 1))
+    assert await eventually(lambda: any(lease.revoked for lease in leases)) < 30  # not when its sequence ends
+    (gone,) = [lease for lease in leases if lease.revoked]
+    draft = await gone.propose(context(f"s{leases.index(gone)}", 5), DraftShape(2)).fetch()
+    assert draft.tokens.tolist() == [5, 5]
+    await gone.release()
+    await scaling  # Serve waits for the lease, then stops the replica
+    assert known.tags is not None
+    assert len(known.tags) == 1
+    for lease in leases:
+        await lease.release()

@@ -46,6 +46,7 @@ class Figures:
     control_s: float = 0.0
     control_round_p50_s: float = 0.0
     num_degraded: int = 0
+    num_lease_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,14 @@ class Open:
     asks: Sequence[Ask]
 
 
-def put_load(address: str | Access, load: Closed | Open) -> Iterator[Outcome | None]:
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Closed loops side by side or one after another, each from its own time on."""
+
+    parts: Sequence[tuple[float, Closed]]  # (s after the start, loop)
+
+
+def put_load(address: str | Access, load: Closed | Open | Staged) -> Iterator[Outcome | None]:
     """Outcomes as they come, and None every `TICK_S`. Raises `ClientFailed`; closing the iterator ends the process."""
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit gRPC's and Ray's threads
     ours, theirs = spawn.Pipe(duplex=False)
@@ -68,11 +75,13 @@ def put_load(address: str | Access, load: Closed | Open) -> Iterator[Outcome | N
             process.join()
 
 
-def _main(address: str | Access, load: Closed | Open, pipe: Connection) -> None:
+def _main(address: str | Access, load: Closed | Open | Staged, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted as well, and ends this process
     try:
         if isinstance(load, Open):
             asyncio.run(open_loop(address, load.asks, pipe.send))
+        elif isinstance(load, Staged):
+            asyncio.run(_staged(address, load, pipe))
         else:
             asyncio.run(_closed(address, load, pipe))
     except Exception as error:  # told to the parent
@@ -86,3 +95,13 @@ def _main(address: str | Access, load: Closed | Open, pipe: Connection) -> None:
 async def _closed(address: str | Access, load: Closed, pipe: Connection) -> None:
     asks = load.asks if load.duration_s is None else itertools.cycle(load.asks)
     await closed_loop(address, asks, load.num_streams, pipe.send, load.duration_s, load.application)
+
+
+async def _staged(address: str | Access, load: Staged, pipe: Connection) -> None:
+    async def later(at_s: float, part: Closed) -> None:
+        await asyncio.sleep(at_s)
+        await _closed(address, part, pipe)
+
+    async with asyncio.TaskGroup() as running:
+        for at_s, part in load.parts:
+            running.create_task(later(at_s, part))
