@@ -18,7 +18,8 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import Config, load_config
+from cluster.app import pool_options
+from cluster.config import Config, ConfigError, load_config
 from cluster.edge import haproxy
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,35 @@ def test_drafts_may_go_to_none_and_targets_may_not(rendered: list[dict[str, Any]
     draft, target = outrider_config(rendered).tiers
     assert draft.replicas.min == 0
     assert target.replicas.min >= 1
+
+
+def test_pools_scale_by_policies_that_the_controller_can_make(rendered: list[dict[str, Any]]) -> None:
+    config = outrider_config(rendered)
+    for index, tier in enumerate(config.tiers):
+        if not tier.replicas.vary:
+            continue
+        scaling = pool_options(config, index)["autoscaling_config"]
+        assert (scaling.min_replicas, scaling.max_replicas) == (tier.replicas.min, tier.replicas.max)
+        assert callable(scaling.policy.get_policy()(**scaling.policy.policy_kwargs))
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    (("tiers", 0, "replica"), {"min": 0}),
+    (("tiers", 0, "replicas", "max_starve"), 0.1),
+    (("tiers", 0, "replicas", "max"), -1),
+    (("tiers", 1, "replicas"), {"min": 0}),
+    (("limits", "max_prompt"), 5),
+])
+def test_a_bad_setting_in_the_serve_config_fails(
+    rendered: list[dict[str, Any]], path: tuple[str | int, ...], value: object
+) -> None:
+    (application,) = serve_config(rendered)["applications"]
+    node: Any = application["args"]
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = value
+    with pytest.raises(ConfigError):
+        load_config(application["args"], environ={})
 
 
 def test_image_ray_and_pins_agree(rendered: list[dict[str, Any]]) -> None:
