@@ -48,6 +48,8 @@ class _PoolPolicy(abc.ABC):
         now, current = context.current_time or 0.0, context.target_num_replicas
         load = self._load(context, now)
         wish = current if load is None else self._wish(load)
+        if context.current_num_replicas < current:
+            wish = min(wish, current)  # those on their way may be enough
         wish = max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wish))
         delays = self._delays
         self._wishes = self._wishes.heard(now, wish, max(delays.up_s, delays.down_s, delays.zero_s))
@@ -62,16 +64,16 @@ class _PoolPolicy(abc.ABC):
 
     @abc.abstractmethod
     def _load(self, context: AutoscalingContext, now: float) -> Load | None:
-        """The pool's load; None: not known, or replicas are still coming or going."""
+        """The pool's load; None: not known."""
 
     def _own(self, context: AutoscalingContext, now: float, demand: PoolDemand, rounds: float) -> Load | None:
         """With what its replicas report."""
-        series, number = context.raw_metrics or {}, context.current_num_replicas
-        if number != context.target_num_replicas or (number and not num_fresh(series, "sequences", now)):
+        series = context.raw_metrics or {}
+        if context.current_num_replicas and not num_fresh(series, "sequences", now):
             return None
         return Load(
-            number, total(series, "sequences", now), total(series, "kv_used", now), demand.waiting, rounds,
-            demand.wanted, demand.starved,
+            context.target_num_replicas, total(series, "sequences", now), total(series, "kv_used", now),
+            demand.waiting, rounds, demand.wanted, demand.starved,
         )
 
 

@@ -27,7 +27,7 @@ class Limits:
 class Load:
     """A pool at one moment; rounds are those of the last window."""
 
-    num_replicas: int  # running
+    num_replicas: int  # running, or on their way
     num_sequences: float = 0.0  # that hold a replica
     kv_used: float = 0.0  # shares of pages in use, added up over the replicas
     num_waiting: float = 0.0  # sequences that look for a place

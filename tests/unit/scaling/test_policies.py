@@ -109,11 +109,17 @@ def test_silence_changes_nothing() -> None:
     assert clock.run(100, silent=True) == busy
 
 
-def test_replicas_that_come_and_go_are_waited_for() -> None:
+def test_replicas_on_their_way_bring_no_others_and_may_be_called_off() -> None:
     clock = Clock()
-    context = clock._context(TARGET, 1, 1)
-    context.current_num_replicas = 0
-    assert all(clock.target(context)[0] == 1 for _ in range(3))
+    assert clock.run(12, sequences=8, rounds=9)[TARGET] == 2
+    for sequences, expected in ((20, 2), (1, 1)):  # no room in the cluster for the second
+        for _ in range(30):
+            clock.now += 1
+            clock._note(TARGET, "one", of_replica(sequences, ReplicaStats(0, 100, 0, 100, 0, 0)))
+            context = clock._context(TARGET, 2, 1)
+            context.current_num_replicas = 1
+            number = clock.target(context)[0]
+        assert number == expected
 
 
 def config(**replicas: Any) -> dict[str, Any]:
