@@ -78,12 +78,17 @@ def cluster() -> Iterator[Cluster]:
     from ray import serve
     from ray.cluster_utils import Cluster as RayCluster
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp_dir:
-        head = {"num_cpus": 4, "include_dashboard": False, "temp_dir": temp_dir, "object_store_memory": 10**8}
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp_dir,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", temp_dir)  # else it notes the cluster's address for every other Ray of the machine
+        common = {"node_ip_address": local.LOOPBACK, "object_store_memory": 10**8}
+        head = {"num_cpus": 4, "include_dashboard": False, "temp_dir": temp_dir, **common}
         ray_cluster = RayCluster(initialize_head=True, head_node_args=head)
         nodes = {
             resource: [
-                ray_cluster.add_node(num_cpus=1, resources={resource: 1}, object_store_memory=10**8)
+                ray_cluster.add_node(num_cpus=1, resources={resource: 1}, **common)
                 for _ in range(2)
             ] for resource in GROUPS
         }

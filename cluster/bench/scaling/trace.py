@@ -47,6 +47,9 @@ def serve_sample(application: str, pools: Mapping[str, str], at_s: float) -> Sam
     from ray import serve
 
     deployments = serve.status().applications[application].deployments
-    states = {name: deployments[deployment].replica_states for name, deployment in pools.items()}
+    states = {
+        name: {str(state.value): number for state, number in deployments[deployment].replica_states.items()}
+        for name, deployment in pools.items()
+    }
     running = {name: counts.get("RUNNING", 0) for name, counts in states.items()}
     return Sample(at_s, running, {name: sum(states[name].values()) - running[name] for name in states})
