@@ -45,10 +45,11 @@ class Trace:
 def serve_sample(application: str, pools: Mapping[str, str], at_s: float) -> Sample:
     """Now, from Serve's controller; `pools`: deployments by name. Asks no pool anything: that could wake it up."""
     from ray import serve
+    from ray.serve.schema import ReplicaState
 
     deployments = serve.status().applications[application].deployments
     states = {
-        name: {str(state.value): number for state, number in deployments[deployment].replica_states.items()}
+        name: {ReplicaState(state).value: number for state, number in deployments[deployment].replica_states.items()}
         for name, deployment in pools.items()
     }
     running = {name: counts.get("RUNNING", 0) for name, counts in states.items()}
