@@ -1,7 +1,7 @@
 """Serve's autoscaling policies of the pools: thin shells over `rules` and `steady`, called in the controller's loop.
 
-They compute and never wait. Serve ships this module by value, so whatever its policies share is elsewhere
-(`cluster.scaling.reports`).
+They compute and never wait. Serve ships this module by value, each policy with a copy of every object that it names: what
+they share is reached through a module (`reports.latest`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from cluster.scaling.reports import PoolDemand, latest, num_fresh, read_ingress, total
+from cluster.scaling import reports
+from cluster.scaling.reports import PoolDemand, num_fresh, read_ingress, total
 from cluster.scaling.rules import Limits, Load, wanted_drafts, wanted_targets
 from cluster.scaling.steady import Delays, Wishes, settle
 
@@ -29,7 +30,7 @@ class IngressPolicy:
         now = context.current_time or 0.0
         reported = read_ingress(context.raw_metrics or {}, now)
         if reported is not None:
-            latest.put(context.app_name or "", reported)
+            reports.latest.put(context.app_name or "", reported)
         return context.target_num_replicas, {}
 
 
@@ -84,7 +85,7 @@ class TargetPolicy(_PoolPolicy):
         return wanted_targets(load, self._limits)
 
     def _load(self, context: AutoscalingContext, now: float) -> Load | None:
-        reported = latest.get(context.app_name or "", now)
+        reported = reports.latest.get(context.app_name or "", now)
         demand = PoolDemand() if reported is None else reported.pools.get(self._pool, PoolDemand())
         return self._own(context, now, demand, 0.0)
 
@@ -96,7 +97,7 @@ class DraftPolicy(_PoolPolicy):
         return wanted_drafts(load, self._limits)
 
     def _load(self, context: AutoscalingContext, now: float) -> Load | None:
-        reported = latest.get(context.app_name or "", now)
+        reported = reports.latest.get(context.app_name or "", now)
         if reported is None:
             return None
         return self._own(context, now, reported.pools.get(self._pool, PoolDemand()), reported.rounds)

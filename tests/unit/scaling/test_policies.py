@@ -23,7 +23,7 @@ START = 1.7e9
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.scaling.policies.latest", reports.Latest())
+    monkeypatch.setattr(reports, "latest", reports.Latest())
 
 
 class Clock:
@@ -140,6 +140,14 @@ def test_serve_is_given_a_policy_that_it_can_import_and_make() -> None:
     policy = options.policy.get_policy()(**options.policy.policy_kwargs)
     assert policy(Clock()._context(DRAFT, 1, 0))[0] == 1
     assert ingress_scaling(varying)["autoscaling_config"].policy.get_policy()()(Clock()._context("i", 1, 1))[0] == 1
+
+
+def test_policies_that_serve_has_shipped_share_what_the_ingress_reports() -> None:
+    varying = load_config(config(min=0, max=3, upscale_delay_s=2), environ={})
+    clock = Clock()
+    shipped = [options["autoscaling_config"].policy for options in (ingress_scaling(varying), pool_scaling(varying, 0))]
+    clock.ingress, clock.draft = (policy.get_policy()(**policy.policy_kwargs) for policy in shipped)
+    assert clock.run(30, sequences=100, rounds=30)[DRAFT] == 3
 
 
 @pytest.mark.parametrize(("tier", "replicas", "says"), [
