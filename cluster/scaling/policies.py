@@ -1,7 +1,7 @@
 """Serve's autoscaling policies of the pools: thin shells over `rules` and `steady`, called in the controller's loop.
 
-They compute and never wait. Serve ships this module by value, each policy with a copy of every object that it names: what
-they share is reached through a module (`reports.latest`).
+They compute and never wait. Serve ships this module by value, each policy with a copy of every object that it names:
+what they share is reached through a module (`reports.latest`).
 """
 
 from __future__ import annotations
