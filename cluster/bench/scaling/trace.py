@@ -45,7 +45,7 @@ class Trace:
 def serve_sample(application: str, pools: Mapping[str, str], at_s: float) -> Sample:
     """Now, from Serve's controller; `pools`: deployments by name. Asks no pool anything: that could wake it up."""
     from ray import serve
-    from ray.serve.schema import ReplicaState
+    from ray.serve._private.common import ReplicaState
 
     deployments = serve.status().applications[application].deployments
     states = {
