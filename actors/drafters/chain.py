@@ -86,9 +86,11 @@ class ChainJob(Job):
         return None
 
     def num_greedy(self) -> int:
-        """All that are left of the chain, where nothing but the likeliest ids matters."""
+        """All that are left of the chain, where nothing but the model's likeliest ids matters."""
         sampling, context = self.context.sampling, self.context
         if sampling.mode is not VerifyMode.GREEDY or sampling.lossy is not None or self._num_siblings:
+            return 1
+        if self._copies is not None:
             return 1
         if adjusts_logits(sampling, context.num_tokens - context.num_prompt_tokens):
             return 1
