@@ -23,6 +23,7 @@ from actors.drafter_specs import (
 from actors.drafters.base import Drafter
 from actors.drafters.block import block_drafter, load_block
 from actors.drafters.cascade import CascadeDrafter
+from actors.drafters.copies import Copies
 from actors.drafters.eagle import load_eagle
 from actors.drafters.early_exit import early_exit_drafter
 from actors.drafters.layer_skip import layer_skip_drafter
@@ -91,7 +92,8 @@ def _draft_model(
         raise ValueError(f"drafter kind {drafter.kind!r} needs a model: name one in the tier")
     runner = build_runner(spec)
     info = describe(spec, runner.vocab_size)
-    inner = ModelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, drafter.law_support)
+    engine = Engine(runner, spec, info.max_context_tokens, on_closed)
+    inner = ModelDrafter(engine, info, drafter.law_support, _copies(drafter))
     assert isinstance(drafter, DraftModelSpec)
     return translating_drafter(inner, spec, drafter)
 
@@ -124,7 +126,8 @@ def _eagle(
     spec = _above(spec, drafter)
     runner = load_eagle(spec, drafter)
     info = describe(spec, runner.vocab_size)
-    return ModelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, drafter.law_support)
+    engine = Engine(runner, spec, info.max_context_tokens, on_closed)
+    return ModelDrafter(engine, info, drafter.law_support, _copies(drafter))
 
 
 def _medusa(
@@ -133,7 +136,8 @@ def _medusa(
     assert isinstance(drafter, MedusaSpec)
     spec = _above(spec, drafter)
     heads = load_medusa(spec, drafter)
-    return medusa_drafter(heads, spec, describe(spec, heads.config.vocab_size), drafter.law_support)
+    info = describe(spec, heads.config.vocab_size)
+    return medusa_drafter(heads, spec, info, drafter.law_support, _copies(drafter))
 
 
 def _block(
@@ -142,7 +146,13 @@ def _block(
     assert isinstance(drafter, BlockSpec)
     spec = _above(spec, drafter)
     head = load_block(spec, drafter)
-    return block_drafter(head, spec, describe(spec, head.config.vocab_size), drafter.law_support)
+    info = describe(spec, head.config.vocab_size)
+    return block_drafter(head, spec, info, drafter.law_support, _copies(drafter))
+
+
+def _copies(drafter: DrafterSpec) -> Copies | None:
+    """What mixes copies into its laws; None: they are the model's alone."""
+    return Copies() if drafter.copying else None
 
 
 def _above(spec: ModelSpec | None, drafter: DrafterSpec) -> ModelSpec:
@@ -162,7 +172,8 @@ def _parallel(
     masks = read_mask_tokens(resolve(spec.model))
     runner = build_runner(spec)
     info = describe(spec, runner.vocab_size)
-    return ParallelDrafter(Engine(runner, spec, info.max_context_tokens, on_closed), info, masks, drafter.law_support)
+    engine = Engine(runner, spec, info.max_context_tokens, on_closed)
+    return ParallelDrafter(engine, info, masks, drafter.law_support, _copies(drafter))
 
 
 def _ngram(

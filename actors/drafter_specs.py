@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 
@@ -14,6 +14,7 @@ class DrafterSpec:
     has_model: ClassVar[bool] = True  # whether the tier names a model (or heads), whose ids are the drafter's
 
     law_support: int = 64  # a sampled draft is drawn from its top-m, renormalised; 0: the whole law
+    copying: bool = field(default=False, kw_only=True)  # what the text repeats is mixed into laws (`drafters.copies`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from actors.drafter_specs import (
     BlockSpec,
@@ -37,6 +45,11 @@ class DrafterSection(Section):
     runs_above: ClassVar[bool] = False  # whether it has no engine of its own but drafts in that of the tier above
     kind: str = Field(description="which sort of drafter")
 
+    @model_serializer(mode="wrap")
+    def _with_kind(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without its kind, which is each section's default, nobody could read it again."""
+        return {"kind": self.kind, **dump(self)}
+
     def spec(self, law_support: int) -> DrafterSpec:
         """The same for actors. `law_support`: as in `speculation`."""
         raise NotImplementedError
@@ -62,13 +75,27 @@ class DrafterSection(Section):
         return None
 
 
-class DraftModelConfig(DrafterSection):
+class LawfulSection(DrafterSection):
+    """What kinds share that draw from a law, with which others can be mixed."""
+
+    copying: bool = Field(
+        False, description="mix what followed the same words before in the text into the law, as much as it was right",
+    )
+
+
+class DraftModelConfig(LawfulSection):
     """A language model of its own."""
 
     kind: Literal["draft_model"] = Field("draft_model", description="a draft model")
     tokenizers: Literal["same", "intersection", "text"] = Field(
         "same", description="another tokenizer than the target's: draft with the tokens both have, or through text",
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.copying and self.tokenizers != "same":
+            raise ValueError(f"copying does not work with tokenizers: {self.tokenizers}; remove it")
+        return self
 
     @property
     def may_branch(self) -> bool:
@@ -77,17 +104,17 @@ class DraftModelConfig(DrafterSection):
 
     def spec(self, law_support: int) -> DraftModelSpec:
         """The same for actors; `Config` adds the tier above."""
-        return DraftModelSpec(law_support, self.tokenizers)
+        return DraftModelSpec(law_support, self.tokenizers, copying=self.copying)
 
 
-class ParallelConfig(DrafterSection):
+class ParallelConfig(LawfulSection):
     """A language model with mask tokens."""
 
     kind: Literal["parallel"] = Field("parallel", description="a draft model that drafts in one pass (PARD)")
 
     def spec(self, law_support: int) -> ParallelSpec:
         """The same for actors."""
-        return ParallelSpec(law_support)
+        return ParallelSpec(law_support, copying=self.copying)
 
 
 class NgramConfig(DrafterSection):
@@ -135,7 +162,7 @@ class SuffixConfig(DrafterSection):
         )
 
 
-class HeadSection(DrafterSection):
+class HeadSection(LawfulSection):
     """What kinds share that are heads over the features of the tier above, and so name no model."""
 
     has_model: ClassVar[bool] = False
@@ -169,7 +196,7 @@ class EagleConfig(HeadSection):
 
     def spec(self, law_support: int) -> EagleSpec:
         """The same for actors."""
-        return EagleSpec(law_support, self.head)
+        return EagleSpec(law_support, self.head, copying=self.copying)
 
 
 class MedusaConfig(HeadSection):
@@ -179,7 +206,7 @@ class MedusaConfig(HeadSection):
 
     def spec(self, law_support: int) -> MedusaSpec:
         """The same for actors."""
-        return MedusaSpec(law_support, self.head)
+        return MedusaSpec(law_support, self.head, copying=self.copying)
 
 
 class BlockConfig(HeadSection):
@@ -189,10 +216,10 @@ class BlockConfig(HeadSection):
 
     def spec(self, law_support: int) -> BlockSpec:
         """The same for actors."""
-        return BlockSpec(law_support, self.head)
+        return BlockSpec(law_support, self.head, copying=self.copying)
 
 
-class EarlyExitConfig(DrafterSection):
+class EarlyExitConfig(LawfulSection):
     """The first layers of the tier above."""
 
     has_model: ClassVar[bool] = False
@@ -219,10 +246,10 @@ class EarlyExitConfig(DrafterSection):
 
     def spec(self, law_support: int) -> EarlyExitSpec:
         """The same for actors."""
-        return EarlyExitSpec(law_support, self.exit_layer or 0, self.head or "")
+        return EarlyExitSpec(law_support, self.exit_layer or 0, self.head or "", copying=self.copying)
 
 
-class LayerSkipConfig(DrafterSection):
+class LayerSkipConfig(LawfulSection):
     """The tier above without some of its layers."""
 
     has_model: ClassVar[bool] = False
@@ -243,7 +270,8 @@ class LayerSkipConfig(DrafterSection):
 
     def spec(self, law_support: int) -> LayerSkipSpec:
         """The same for actors."""
-        return LayerSkipSpec(law_support, () if self.skip == "auto" else self.skip, self.num_evaluations)
+        skip = () if self.skip == "auto" else self.skip
+        return LayerSkipSpec(law_support, skip, self.num_evaluations, copying=self.copying)
 
 
 def _kind(value: Any) -> str:

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from actors.drafters.chain import ChainJob
+from actors.drafters.copies import Copies
 from actors.drafters.growth import Growth
 from actors.drafters.guesses import Guesses, guess
 from actors.drafters.outcomes import Outcome, likely_outcomes
@@ -40,7 +41,7 @@ class AheadJob(Job):
 
     def __init__(
         self, context: Context, draft: Draft, verify_round: int, plan: AheadPlan, tier: int, law_support: int,
-        max_context_tokens: int, one_by_one: bool = False,
+        max_context_tokens: int, one_by_one: bool = False, copies: Copies | None = None,
     ) -> None:
         """`one_by_one`: the draft, a chain, must be run token by token."""
         self._num_taken = 0  # draft tokens that are taken for granted
@@ -63,6 +64,7 @@ class AheadJob(Job):
         self._plan = plan
         self._tier = tier
         self._law_support = law_support
+        self._copies = copies
         # With the draft: the plan leaves room for the verifier's token after it, the model need not run its last one.
         self._max_drafted = min(plan.max_total_tokens - 1, max_context_tokens + 1)
         self._tail = Tail(context.num_tokens, context.sampling, shown=True)
@@ -86,11 +88,16 @@ class AheadJob(Job):
 
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
         """Guess what follows every node, and start the branches."""
-        context = self.context
+        context, copies = self.context, self._copies
+        if copies is not None and not self._guesses:
+            copies.learn(context, history_ids)
         for row in range(len(logits)):
             history = history_ids if self._one_by_one else np.concatenate([history_ids, self._ids[self._path(row - 1)]])
+            one = logits.part(row, row + 1)
+            if copies is not None:
+                one = copies.mix(logits, row, context.sampling, history)
             self._guesses.append(
-                guess(logits, row, context.sampling, history, context.num_prompt_tokens, self._law_support)
+                guess(one, 0, context.sampling, history, context.num_prompt_tokens, self._law_support)
             )
         if len(self._guesses) <= len(self._tokens):
             return self._tokens[len(self._guesses) - 1]
@@ -162,11 +169,12 @@ class AheadJob(Job):
         if not self._plan.shape.grows:
             branch = BranchJob(
                 self, outcome, told, self._num_tokens(outcome), self._tier, self._law_support, rng,
-                self._plan.shape.siblings,
+                self._plan.shape.siblings, self._copies,
             )
         else:
             growth = Growth(
-                told, self._plan.shape, self._num_tokens(outcome), self._tier, self._law_support, rng, self.end_branch
+                told, self._plan.shape, self._num_tokens(outcome), self._tier, self._law_support, rng, self.end_branch,
+                self._copies,
             )
             branch = BranchTreeJob(self, outcome, told, growth)
         branch.fork = Fork(sequence_id, num_shared)
@@ -219,9 +227,9 @@ class BranchJob(ChainJob):
 
     def __init__(
         self, ahead: AheadJob, outcome: Outcome, context: Context, num_tokens: int, tier: int, law_support: int,
-        rng: np.random.Generator | None, num_siblings: int,
+        rng: np.random.Generator | None, num_siblings: int, copies: Copies | None,
     ) -> None:
-        super().__init__(context, num_tokens, tier, law_support, rng, num_siblings)
+        super().__init__(context, num_tokens, tier, law_support, rng, num_siblings, copies)
         self.outcome = outcome
         self._ahead = ahead
 

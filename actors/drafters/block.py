@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from actors.drafter_specs import BlockSpec
+from actors.drafters.copies import Copies
 from actors.drafters.medusa import split
 from actors.drafters.one_pass import Ask, OnePassDrafter
 from actors.heads.block import BlockConfig, BlockHead
@@ -210,10 +211,10 @@ def load_block(spec: ModelSpec, drafter: BlockSpec) -> BlockHead:
 
 
 def block_drafter(
-    head: BlockHead, spec: ModelSpec, info: ReplicaInfo, law_support: int
+    head: BlockHead, spec: ModelSpec, info: ReplicaInfo, law_support: int, copies: Copies | None = None
 ) -> OnePassDrafter[ContextMemory]:
     """A drafter of `head`, run as `spec` says; its sequences share `spec.kv_tokens` positions."""
     return OnePassDrafter(
         BlockModel(head, spec), info, law_support=law_support, max_sequences=spec.max_sequences,
-        memory_tokens=spec.kv_tokens, idle_timeout_s=spec.idle_timeout_s,
+        memory_tokens=spec.kv_tokens, idle_timeout_s=spec.idle_timeout_s, copies=copies,
     )

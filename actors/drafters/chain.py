@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.drafters.copies import Copies
 from actors.drafters.tail import Tail
 from actors.engine.jobs import Job
 from actors.messages import Context, Draft, Ids
@@ -27,7 +28,7 @@ class ChainJob(Job):
 
     def __init__(
         self, context: Context, num_tokens: int, tier: int, law_support: int, rng: np.random.Generator | None,
-        num_siblings: int = 0,
+        num_siblings: int = 0, copies: Copies | None = None,
     ) -> None:
         """`num_siblings`: next best tokens to be told beside each token of the chain."""
         future: Future[Any] = Future()
@@ -37,6 +38,7 @@ class ChainJob(Job):
         self._law_support = law_support
         self._rng = rng
         self._num_siblings = num_siblings
+        self._copies = copies
         self._tail = Tail(context.num_tokens, context.sampling)
 
     @abc.abstractmethod
@@ -64,6 +66,8 @@ class ChainJob(Job):
         end the draft before.
         """
         context, tail = self.context, self._tail
+        if self._copies is not None:
+            logits = self._copies.mix(logits, 0, context.sampling, history_ids)
         if ends_draft(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
             self.answer()
             return None
@@ -82,9 +86,11 @@ class ChainJob(Job):
         return None
 
     def num_greedy(self) -> int:
-        """All that are left of the chain, where nothing but the likeliest ids matters."""
+        """All that are left of the chain, where nothing but the model's likeliest ids matters."""
         sampling, context = self.context.sampling, self.context
         if sampling.mode is not VerifyMode.GREEDY or sampling.lossy is not None or self._num_siblings:
+            return 1
+        if self._copies is not None:
             return 1
         if adjusts_logits(sampling, context.num_tokens - context.num_prompt_tokens):
             return 1

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from actors.drafter_specs import EarlyExitSpec
+from actors.drafters.copies import Copies
 from actors.drafters.layer_cost import pass_cost
 from actors.drafters.shallow import ShallowDrafter
 from actors.engine.shallow import Shallow
@@ -63,4 +64,4 @@ def early_exit_drafter(drafter: EarlyExitSpec, host: Verifier, tier: int) -> Sha
         size = sum(parameter.numel() for parameter in head.parameters())
         served = ServedExit(head, spec)
         shallow = Shallow(layers, pass_cost(config, exit_layer, size), served, served.known_ids)
-    return ShallowDrafter(host, tier, drafter.law_support, shallow)
+    return ShallowDrafter(host, tier, drafter.law_support, shallow, Copies() if drafter.copying else None)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from actors.drafters.chain import comb
+from actors.drafters.copies import Copies
 from actors.drafters.growth import Growth
 from actors.drafters.guesses import guess
 from actors.drafters.outcomes import likely_outcomes
@@ -35,20 +36,21 @@ _SAMPLED = (VerifyMode.REJECTION, VerifyMode.BLOCK)
 
 def draft(
     rows: LogitRows, ids: Ids, context: Context, shape: DraftShape, tier: int, law_support: int,
-    rng: np.random.Generator | None,
+    rng: np.random.Generator | None, copies: Copies | None = None,
 ) -> Draft:
     """A draft of `shape` after `ids`, the whole text of `context`; row i tells of the place `len(ids) + i`.
 
-    No path gets longer than there are rows. `rng`: noise of its own, for the rejection modes. Raises `BadLogits`.
+    No path gets longer than there are rows. `rng`: noise of its own, for the rejection modes. `copies`: mixed into the
+    laws. Raises `BadLogits`.
     """
     if shape.grows:
-        return _tree(rows, ids, context, shape, tier, law_support, rng)
-    return _chain(rows, ids, context, shape, tier, law_support, rng)
+        return _tree(rows, ids, context, shape, tier, law_support, rng, copies)
+    return _chain(rows, ids, context, shape, tier, law_support, rng, copies)
 
 
 def branches(
     rows: LogitRows, ids: Ids, context: Context, verified: Draft, verify_round: int, plan: AheadPlan, tier: int,
-    law_support: int, max_context_tokens: int,
+    law_support: int, max_context_tokens: int, copies: Copies | None = None,
 ) -> tuple[Branch, ...]:
     """Drafts for the likely outcomes of the pass that verifies `verified`, likeliest first.
 
@@ -63,10 +65,10 @@ def branches(
             break  # nodes come level by level
         paths.append(path)
     text = {node: _text(ids, tokens, path) for node, path in enumerate([[], *paths], start=-1)}
-    guesses = [
-        guess(rows, len(text[node]) - len(ids), context.sampling, text[node], context.num_prompt_tokens, law_support)
-        for node in range(-1, len(paths))
-    ]
+    guesses = []
+    for node in range(-1, len(paths)):
+        row, place = _row(rows, len(text[node]) - len(ids), text[node], context, copies)
+        guesses.append(guess(row, place, context.sampling, text[node], context.num_prompt_tokens, law_support))
     found = likely_outcomes(
         tokens[: len(paths)], parents[: len(paths)], guesses, (len(paths) + 1) * plan.num_guesses, plan.num_guesses,
         plan.acceptance,
@@ -84,14 +86,14 @@ def branches(
         rng = None
         if context.sampling.mode in _SAMPLED:
             rng = branch_stream(context.sampling.entropy, tier, context.round, verify_round, len(made))
-        follows = draft(rows.part(num_known, len(rows)), before, context, shape, tier, law_support, rng)
+        follows = draft(rows.part(num_known, len(rows)), before, context, shape, tier, law_support, rng, copies)
         made.append(Branch(outcome.node, outcome.token, follows))
     return tuple(made)
 
 
 def _chain(
     rows: LogitRows, ids: Ids, context: Context, shape: DraftShape, tier: int, law_support: int,
-    rng: np.random.Generator | None,
+    rng: np.random.Generator | None, copies: Copies | None,
 ) -> Draft:
     depth = min(shape.num_tokens, len(rows))
     text = np.concatenate([ids, np.zeros(depth, np.int32)]).astype(np.int32)
@@ -100,10 +102,11 @@ def _chain(
     siblings: list[tuple[Drawn, ...]] = []
     for place in range(depth):
         known = text[: len(ids) + place]
-        if ends_draft(rows, place, context.sampling, known, context.num_prompt_tokens):
+        row, index = _row(rows, place, known, context, copies)
+        if ends_draft(row, index, context.sampling, known, context.num_prompt_tokens):
             break  # a lossy policy, or the grammar, leaves the rest to the target
         drawn, *others = draw_children(
-            rows, place, context.sampling, known, context.num_prompt_tokens, rng, law_support, 1 + shape.siblings,
+            row, index, context.sampling, known, context.num_prompt_tokens, rng, law_support, 1 + shape.siblings,
         )
         text[len(ids) + place] = drawn.token
         tokens.append(drawn.token)
@@ -118,13 +121,13 @@ def _chain(
 
 def _tree(
     rows: LogitRows, ids: Ids, context: Context, shape: DraftShape, tier: int, law_support: int,
-    rng: np.random.Generator | None,
+    rng: np.random.Generator | None, copies: Copies | None,
 ) -> Draft:
     """Grow a tree whose nodes' logits are there already: the calls that would run them are answered on the spot."""
     depth = min(shape.num_tokens, len(rows))
     context = replace(context, start=0, tokens=ids)  # of a branch: with the path that it follows
     root = _Root(context)
-    growth = _Foreseen(context, shape, depth, tier, law_support, rng, lambda _: None)
+    growth = _Foreseen(context, shape, depth, tier, law_support, rng, lambda _: None, copies)
     texts = {context.sequence_id: ids}  # of the sequence that each node would be run on
     waiting = deque(growth.feed(-1, rows.part(0, 1), ids, root))
     while waiting:
@@ -143,11 +146,12 @@ class _Foreseen(Growth):
 
     def __init__(
         self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int,
-        rng: np.random.Generator | None, on_done: Callable[[Exception | None], None],
+        rng: np.random.Generator | None, on_done: Callable[[Exception | None], None], copies: Copies | None,
     ) -> None:
-        super().__init__(context, shape, depth, tier, law_support, rng, on_done)
+        super().__init__(context, shape, depth, tier, law_support, rng, on_done, copies)
         num_output = context.num_tokens - context.num_prompt_tokens
-        self._is_alike = not self._is_sampled and not adjusts_logits(context.sampling, num_output)
+        hangs_on_path = copies is not None or adjusts_logits(context.sampling, num_output)
+        self._is_alike = not self._is_sampled and not hangs_on_path
         self._known: dict[tuple[int, int], tuple[list[Drawn], list[float]]] = {}
 
     def _children(self, logits: LogitRows, history_ids: Ids, count: int) -> tuple[list[Drawn], list[float]]:
@@ -157,6 +161,11 @@ class _Foreseen(Growth):
         if key not in self._known:
             self._known[key] = super()._children(logits, history_ids, count)
         return self._known[key]
+
+
+def _row(rows: LogitRows, place: int, text: Ids, context: Context, copies: Copies | None) -> tuple[LogitRows, int]:
+    """What the place after `text` is drawn from: rows, and which of them."""
+    return (rows, place) if copies is None else (copies.mix(rows, place, context.sampling, text), 0)
 
 
 def _text(ids: Ids, tokens: list[int], path: list[int]) -> Ids:

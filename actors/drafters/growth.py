@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from actors.drafters.copies import Copies
 from actors.drafters.guesses import NUM_GUESSES, guess
 from actors.drafters.tail import Tail
 from actors.engine.jobs import Fork, Job
@@ -38,7 +39,7 @@ class Growth:
 
     def __init__(
         self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int,
-        rng: np.random.Generator | None, on_done: Callable[[Exception | None], None],
+        rng: np.random.Generator | None, on_done: Callable[[Exception | None], None], copies: Copies | None = None,
     ) -> None:
         """`context`: what the root continues, by the id of the sequence or branch that it is run on."""
         self.context = context
@@ -51,6 +52,7 @@ class Growth:
         self._law_support = law_support
         self._rng = rng
         self._on_done = on_done
+        self._copies = copies
         self._is_sampled = context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK)
         self._tokens: list[int] = []
         self._parents: list[int] = []
@@ -73,6 +75,8 @@ class Growth:
     def feed(self, node: int, logits: LogitRows, history_ids: Ids, job: Job) -> list[Job]:
         """A node was run by `job`; returns the calls that run the next level, once this one is complete."""
         context = self.context
+        if self._copies is not None:
+            logits = self._copies.mix(logits, 0, context.sampling, history_ids)
         if not can_go_on(logits, 0, context.sampling, history_ids, context.num_prompt_tokens):
             pass  # a leaf
         elif self._is_sampled and not self._shape.widths:

@@ -12,6 +12,7 @@ import numpy as np
 
 from actors.drafter_specs import LayerSkipSpec
 from actors.drafters.calibration import Calibration
+from actors.drafters.copies import Copies
 from actors.drafters.layer_cost import pass_cost
 from actors.drafters.shallow import ShallowDrafter
 from actors.drafters.skip_search import Found, Skip, search
@@ -53,7 +54,8 @@ def layer_skip_drafter(drafter: LayerSkipSpec, host: Verifier, tier: int) -> Sha
                 "then drafts little", model,
             )
         skip = frozenset(found.skip)
-    return ShallowDrafter(host, tier, drafter.law_support, passing(skip, num_layers, cost))
+    copies = Copies() if drafter.copying else None
+    return ShallowDrafter(host, tier, drafter.law_support, passing(skip, num_layers, cost), copies)
 
 
 def find_skip(host: Verifier, num_layers: int, cost: partial[float], num_evaluations: int) -> Found:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from actors.drafter_specs import MedusaSpec
+from actors.drafters.copies import Copies
 from actors.drafters.one_pass import Ask, OnePassDrafter
 from actors.heads.format import check_fits, load_config
 from actors.heads.medusa import MedusaConfig, MedusaHeads
@@ -129,9 +130,11 @@ def load_medusa(spec: ModelSpec, drafter: MedusaSpec) -> MedusaHeads:
     return MedusaHeads.load(drafter.head, load_ends(spec).output)
 
 
-def medusa_drafter(heads: MedusaHeads, spec: ModelSpec, info: ReplicaInfo, law_support: int) -> OnePassDrafter[LastRow]:
+def medusa_drafter(
+    heads: MedusaHeads, spec: ModelSpec, info: ReplicaInfo, law_support: int, copies: Copies | None = None
+) -> OnePassDrafter[LastRow]:
     """A drafter of `heads`, run as `spec` says."""
     return OnePassDrafter(
         MedusaModel(heads, spec), info, law_support=law_support, max_sequences=spec.max_sequences,
-        idle_timeout_s=spec.idle_timeout_s,
+        idle_timeout_s=spec.idle_timeout_s, copies=copies,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from actors.drafters.ahead import AheadJob
 from actors.drafters.base import Drafter
 from actors.drafters.chain import ChainJob
+from actors.drafters.copies import Copies, with_copies
 from actors.drafters.growth import Growth
 from actors.drafters.tail import Tail
 from actors.engine.backed import EngineBacked
@@ -17,7 +18,7 @@ from actors.engine.features import FeaturesMissing
 from actors.engine.jobs import Job, PrefixMissing
 from actors.engine.shallow import LayersUnrun
 from actors.engine.tree import BadTree, check
-from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo
+from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo, ReplicaStats
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import VerifyMode
 from actors.sampling.rows import LogitRows
@@ -28,8 +29,19 @@ class DraftJob(ChainJob):
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, num_tokens: int, tier: int, law_support: int, num_siblings: int = 0) -> None:
-        super().__init__(context, num_tokens, tier, law_support, _noise(context, tier), num_siblings)
+    def __init__(
+        self, context: Context, num_tokens: int, tier: int, law_support: int, num_siblings: int = 0,
+        copies: Copies | None = None,
+    ) -> None:
+        super().__init__(context, num_tokens, tier, law_support, _noise(context, tier), num_siblings, copies)
+        self._has_learned = copies is None
+
+    def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
+        """Draw the next token; before the first one, see which of the committed ones were copies."""
+        if self._copies is not None and not self._has_learned:
+            self._copies.learn(self.context, history_ids)
+            self._has_learned = True
+        return super().on_logits(logits, history_ids)
 
     def answer(self) -> None:
         """The tokens wanted."""
@@ -47,10 +59,14 @@ class TreeJob(Job):
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int) -> None:
+    def __init__(
+        self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int,
+        copies: Copies | None = None,
+    ) -> None:
         super().__init__(context, Future())
         self._tier = tier
-        self._growth = Growth(context, shape, depth, tier, law_support, _noise(context, tier), self._answer)
+        self._copies = copies
+        self._growth = Growth(context, shape, depth, tier, law_support, _noise(context, tier), self._answer, copies)
 
     def draft_ids(self) -> Ids:
         """Nothing is fed beyond the context."""
@@ -62,6 +78,8 @@ class TreeJob(Job):
 
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
         """The first level; the others run on branches."""
+        if self._copies is not None:
+            self._copies.learn(self.context, history_ids)
         self.spawned.extend(self._growth.feed(-1, logits, history_ids, self))
         return None
 
@@ -97,9 +115,11 @@ def _no_draft(job: Job, tier: int, error: Exception) -> Draft:
 class ModelDrafter(EngineBacked, Drafter):
     """Drafts with a language model, many sequences per step."""
 
-    def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int) -> None:
+    def __init__(self, engine: Engine, info: ReplicaInfo, law_support: int, copies: Copies | None = None) -> None:
+        """`copies`: mixed into the model's laws."""
         super().__init__(engine, info)
         self._law_support = law_support
+        self._copies = copies
 
     @property
     def wants_features(self) -> bool:
@@ -112,9 +132,9 @@ class ModelDrafter(EngineBacked, Drafter):
         depth = max(1, min(shape.num_tokens, room))
         job: DraftJob | TreeJob
         if shape.grows:
-            job = TreeJob(context, shape, depth, self._info.tier, self._law_support)
+            job = TreeJob(context, shape, depth, self._info.tier, self._law_support, self._copies)
         else:
-            job = DraftJob(context, depth, self._info.tier, self._law_support, shape.siblings)
+            job = DraftJob(context, depth, self._info.tier, self._law_support, shape.siblings, self._copies)
         self.engine.submit(job)
         return job.future
 
@@ -128,10 +148,14 @@ class ModelDrafter(EngineBacked, Drafter):
             return future
         job = AheadJob(
             context, draft, verify_round, plan, self._info.tier, self._law_support, self._info.max_context_tokens,
-            one_by_one=self.wants_features,
+            one_by_one=self.wants_features, copies=self._copies,
         )
         self.engine.submit(job)
         return job.future
+
+    def stats(self) -> ReplicaStats:
+        """The engine's counters, and those of copies."""
+        return with_copies(self.engine.stats(), self._copies)
 
     def _why_not(self, draft: Draft) -> str | None:
         """What is wrong with a draft that shall be run."""

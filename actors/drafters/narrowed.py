@@ -1,8 +1,8 @@
 """Drawing from a reduced vocabulary without widening it: all ids of a call become places among the drafted ones.
 
 What is drawn is the same. An id that is not drafted has no part in any law, so top-k, top-p and penalties see the same
-numbers, and places ascend as ids do, so ties fall the same way. Coupled noise and grammars belong to ids: there
-rows are widened.
+numbers, and places ascend as ids do, so ties fall the same way. Coupled noise and grammars belong to ids, and copies
+may be of any: there rows are widened.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from actors.sampling.rows import LogitRows
 class Narrowed:
     """A call in terms of places, and the way back to ids."""
 
-    def __init__(self, rows: LogitRows, ids: Ids, context: Context, vocabulary: DraftVocabulary) -> None:
-        """`rows`: logits of the drafted ids, [num_rows, num_ids]; `ids`: the whole text of `context`."""
+    def __init__(
+        self, rows: LogitRows, ids: Ids, context: Context, vocabulary: DraftVocabulary, widens: bool = False
+    ) -> None:
+        """`rows`: logits of the drafted ids, [num_rows, num_ids]; `ids`: the whole text of `context`.
+
+        `widens`: ids stay ids, whatever the mode.
+        """
         self._ids: Ids | None = None
         self.rows, self.text, self.context = rows, ids, context
         if vocabulary.is_whole:
             return
-        if context.sampling.mode is VerifyMode.COUPLED or context.sampling.grammar is not None:
+        if widens or context.sampling.mode is VerifyMode.COUPLED or context.sampling.grammar is not None:
             values = np.stack([rows.row(i) for i in range(len(rows))])
-            self.rows = LogitRows(vocabulary.widen(torch.from_numpy(values)))
+            self.rows = LogitRows(vocabulary.widen(torch.from_numpy(values)), vocabulary.known_ids if widens else None)
             return
         self._ids = vocabulary.ids
         self.text = _places(ids, vocabulary.ids)

@@ -22,6 +22,7 @@ import torch
 
 from actors.drafters import foreseen
 from actors.drafters.base import Drafter
+from actors.drafters.copies import Copies, with_copies
 from actors.drafters.feature_memory import Known, M, Sequences
 from actors.drafters.narrowed import Narrowed
 from actors.engine.features import FeaturesMissing
@@ -118,13 +119,15 @@ class OnePassDrafter(Drafter, Generic[M]):
 
     def __init__(
         self, model: OnePassModel[M], info: ReplicaInfo, *, law_support: int = 64, max_sequences: int = 64,
-        memory_tokens: int | None = None, idle_timeout_s: float = 120.0,
+        memory_tokens: int | None = None, idle_timeout_s: float = 120.0, copies: Copies | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory_tokens`: positions that all sequences together may hold; None: what a sequence holds is small."""
+        """`memory_tokens`: positions that all sequences together may hold; None: what a sequence holds is small.
+        `copies`: mixed into the model's laws."""
         self._model = model
         self._info = info
         self._law_support = law_support
+        self._copies = copies
         self._sequences: Sequences[M] = Sequences(
             model.open, model.window, max_sequences, memory_tokens, idle_timeout_s, clock
         )
@@ -184,7 +187,7 @@ class OnePassDrafter(Drafter, Generic[M]):
 
     def stats(self) -> ReplicaStats:
         """Counters; there are no pages. `extra`: seconds of passes, tokens drafted, positions with memory and held."""
-        return ReplicaStats(
+        stats = ReplicaStats(
             num_sequences=len(self._sequences), num_free_pages=0, num_cached_pages=0, num_pages=0,
             num_steps=self._num_passes, num_rows=self._num_rows,
             extra={
@@ -193,6 +196,7 @@ class OnePassDrafter(Drafter, Generic[M]):
                 "num_held_tokens": float(self._sequences.num_held_tokens),
             },
         )
+        return with_copies(stats, self._copies)
 
     def shutdown(self) -> None:
         """Stop the thread; pending proposals end with an error draft."""
@@ -294,6 +298,12 @@ class OnePassDrafter(Drafter, Generic[M]):
             except Exception as error:  # as above, of this call alone
                 call.fail(error)
 
+    def _narrowed(self, rows: LogitRows, ids: Ids, context: Context) -> Narrowed:
+        """A call as it is drawn; what was committed since the last one is looked at for copies."""
+        if self._copies is not None:
+            self._copies.learn(context, ids)
+        return Narrowed(rows, ids, context, self._model.vocabulary, widens=self._copies is not None)
+
     def _caught_up(self, call: _Call[M]) -> Known[M]:
         features, size = call.context.features, self._model.feature_size
         if features is not None and features.rows.shape[1] != size:
@@ -324,9 +334,10 @@ class _Proposal(_Call[M]):
         rng = None
         if context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK):
             rng = stream(context.sampling.entropy, Purpose.DRAFT, of._info.tier, context.round)
-        narrowed = Narrowed(rows, known.ids, context, of._model.vocabulary)
+        narrowed = of._narrowed(rows, known.ids, context)
         draft = foreseen.draft(
-            narrowed.rows, narrowed.text, narrowed.context, self._shape, of._info.tier, of._law_support, rng
+            narrowed.rows, narrowed.text, narrowed.context, self._shape, of._info.tier, of._law_support, rng,
+            of._copies,
         )
         of._num_drafted += len(draft.tokens)
         self._future.set_result(replace(
@@ -365,10 +376,10 @@ class _Lookahead(_Call[M]):
         of = self._of
         if self._draft.parents is not None:
             check(self._draft.parents)
-        narrowed = Narrowed(rows, known.ids, self.context, of._model.vocabulary)
+        narrowed = of._narrowed(rows, known.ids, self.context)
         found = foreseen.branches(
             narrowed.rows, narrowed.text, narrowed.context, narrowed.places(self._draft), self._round, self._plan,
-            of._info.tier, of._law_support, of._info.max_context_tokens,
+            of._info.tier, of._law_support, of._info.max_context_tokens, of._copies,
         )
         self._future.set_result(Enumeration(
             self._round, tuple(narrowed.branch(branch) for branch in found), of._info.tier, seconds=self.seconds,

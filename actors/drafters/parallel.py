@@ -14,11 +14,12 @@ import numpy as np
 
 from actors.drafters import foreseen
 from actors.drafters.base import Drafter
+from actors.drafters.copies import Copies, with_copies
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing
 from actors.heads.parallel import MaskTokens
-from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo
+from actors.messages import Context, Draft, DraftShape, Ids, ReplicaInfo, ReplicaStats
 from actors.sampling.noise import Purpose, stream
 from actors.sampling.params import VerifyMode
 from actors.sampling.rows import LogitRows
@@ -31,13 +32,17 @@ class ParallelJob(Job):
 
     future: Future[Draft]
 
-    def __init__(self, context: Context, shape: DraftShape, masks: Ids, tier: int, law_support: int) -> None:
+    def __init__(
+        self, context: Context, shape: DraftShape, masks: Ids, tier: int, law_support: int,
+        copies: Copies | None = None,
+    ) -> None:
         """`masks`: one for each place after the first; no path of `shape` is longer than all places."""
         super().__init__(context, Future())
         self._shape = shape
         self._masks = masks
         self._tier = tier
         self._law_support = law_support
+        self._copies = copies
         self.num_whole = context.num_tokens
 
     def draft_ids(self) -> Ids:
@@ -49,8 +54,10 @@ class ParallelJob(Job):
         context, rng = self.context, None
         if context.sampling.mode in (VerifyMode.REJECTION, VerifyMode.BLOCK):
             rng = stream(context.sampling.entropy, Purpose.DRAFT, self._tier, context.round)
+        if self._copies is not None:
+            self._copies.learn(context, history_ids)
         draft = foreseen.draft(
-            logits, history_ids.copy(), context, self._shape, self._tier, self._law_support, rng
+            logits, history_ids.copy(), context, self._shape, self._tier, self._law_support, rng, self._copies
         )
         self.future.set_result(replace(
             draft, seconds=self.seconds, model_seconds=self.model_seconds, num_cached_tokens=self.num_cached_tokens,
@@ -71,17 +78,26 @@ class ParallelJob(Job):
 class ParallelDrafter(EngineBacked, Drafter):
     """Drafts with mask tokens, many sequences per pass; chains, combs and trees alike take one pass."""
 
-    def __init__(self, engine: Engine, info: ReplicaInfo, masks: MaskTokens, law_support: int) -> None:
+    def __init__(
+        self, engine: Engine, info: ReplicaInfo, masks: MaskTokens, law_support: int, copies: Copies | None = None
+    ) -> None:
+        """`copies`: mixed into the model's laws."""
         super().__init__(engine, info)
         self._masks = masks
         self._law_support = law_support
+        self._copies = copies
 
     def propose(self, context: Context, shape: DraftShape) -> Future[Draft]:
         """Queue a proposal; cut to what the model's own context still holds."""
         room = self._info.max_context_tokens - context.num_tokens + 1
         depth = max(1, min(shape.num_tokens, len(shape.widths) or shape.num_tokens, room))
         job = ParallelJob(
-            context, replace(shape, num_tokens=depth), self._masks.ids(depth - 1), self._info.tier, self._law_support
+            context, replace(shape, num_tokens=depth), self._masks.ids(depth - 1), self._info.tier, self._law_support,
+            self._copies,
         )
         self.engine.submit(job)
         return job.future
+
+    def stats(self) -> ReplicaStats:
+        """The engine's counters, and those of copies."""
+        return with_copies(self.engine.stats(), self._copies)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from actors.drafters.base import Drafter
+from actors.drafters.copies import Copies, with_copies
 from actors.drafters.model import DraftJob, TreeJob
 from actors.engine.shallow import Shallow
 from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaInfo, ReplicaStats
@@ -21,11 +22,15 @@ from actors.verifier import Verifier
 class ShallowDrafter(Drafter):
     """Chains and trees of shallow passes; sequences are those of `host`, which ends them."""
 
-    def __init__(self, host: Verifier, tier: int, law_support: int, shallow: Shallow) -> None:
+    def __init__(
+        self, host: Verifier, tier: int, law_support: int, shallow: Shallow, copies: Copies | None = None
+    ) -> None:
+        """`copies`: mixed into the laws."""
         self.shallow = shallow
         self._engine = host.engine
         self._info = replace(host.info(), tier=tier)
         self._law_support = law_support
+        self._copies = copies
         self._engine.prepare(shallow)
 
     @property
@@ -38,9 +43,9 @@ class ShallowDrafter(Drafter):
         depth = max(1, min(shape.num_tokens, self._info.max_context_tokens - context.num_tokens + 1))
         job: DraftJob | TreeJob
         if shape.grows:
-            job = TreeJob(context, shape, depth, self._info.tier, self._law_support)
+            job = TreeJob(context, shape, depth, self._info.tier, self._law_support, self._copies)
         else:
-            job = DraftJob(context, depth, self._info.tier, self._law_support, shape.siblings)
+            job = DraftJob(context, depth, self._info.tier, self._law_support, shape.siblings, self._copies)
         job.shallow = self.shallow
         job.num_whole = context.num_tokens - 1  # the newest token has not been through all layers either
         self._engine.submit(job)
@@ -68,7 +73,7 @@ class ShallowDrafter(Drafter):
     def stats(self) -> ReplicaStats:
         """Nothing of its own but passes: pages and sequences are the verifier's."""
         steps = int(self._engine.stats().extra["num_shallow_steps"])
-        return ReplicaStats(0, 0, 0, 0, steps, 0)
+        return with_copies(ReplicaStats(0, 0, 0, 0, steps, 0), self._copies)
 
     def shutdown(self) -> None:
         """The engine is the verifier's."""

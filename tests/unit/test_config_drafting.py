@@ -77,3 +77,18 @@ def test_layers_that_no_target_has_are_found_out_by_the_settings(tmp_path: Path,
     """Else they would be found by the target, which has done nothing wrong."""
     with pytest.raises(ConfigError, match=r"^tiers\.0\.drafter: .*feature_layers .*copy or train the head again$"):
         config(head(tmp_path, "eagle", feature_layers=layers))
+
+
+def test_copies_can_be_mixed_into_laws_alone() -> None:
+    for drafter, draft in (
+        ({"kind": "draft_model"}, {"model": "d"}), ({"kind": "parallel"}, {"model": "d"}),
+        ({"kind": "early_exit", "exit_layer": 2}, {"inline": True}), ({"kind": "layer_skip"}, {"inline": True}),
+    ):
+        for copying in (True, False):
+            spec = config({**drafter, "copying": copying}, draft).drafter_spec()
+            assert spec is not None and spec.copying is copying
+    for kind in ("suffix", "ngram"):
+        with pytest.raises(ConfigError, match="copying: unknown setting"):
+            config({"kind": kind, "copying": True})
+    with pytest.raises(ConfigError, match="copying does not work with tokenizers: text; remove it"):
+        config({"kind": "draft_model", "tokenizers": "text", "copying": True}, {"model": "d"})

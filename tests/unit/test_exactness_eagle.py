@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.drafters.cascade import CascadeDrafter
+from actors.drafters.copies import Copies
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.headed import EagleRunner
@@ -65,14 +66,14 @@ class Tier(LocalTier):
 class House:
     """A target that drafts for itself with a head, and the same target alone."""
 
-    def __init__(self, head: EagleHead, shape: DraftShape, **draft: object) -> None:
+    def __init__(self, head: EagleHead, shape: DraftShape, copies: Copies | None = None, **draft: object) -> None:
         def target(layers: tuple[int, ...]) -> tuple[object, object]:
             spec = tiny_spec(tier=1, kv_tokens=16384, feature_layers=layers)
             return make_runner(tiny_model("llama"), spec), spec
 
         spec = tiny_spec(**{"tier": 0, "kv_tokens": 16384, **draft})
         info = ReplicaInfo(0, "tiny", VOCAB, 1024, spec.num_pages, spec.page_tokens, "")
-        self.drafter = ModelDrafter(Engine(EagleRunner(head, spec), spec, 1024), info, 64)
+        self.drafter = ModelDrafter(Engine(EagleRunner(head, spec), spec, 1024), info, 64, copies)
         self.target = verifier(*target(head.config.feature_layers))  # type: ignore[arg-type]
         self.alone = LocalTier(verifier(*target(())))  # type: ignore[arg-type]
         self.together = Tier(InlineVerifier(self.drafter, self.target), shape)
@@ -104,8 +105,10 @@ Build = Callable[..., House]
 def build() -> Iterator[Build]:
     made: list[House] = []
 
-    def house(head: EagleHead, shape: DraftShape = SHAPES["chain"], **draft: object) -> House:
-        made.append(House(head, shape, **draft))
+    def house(
+        head: EagleHead, shape: DraftShape = SHAPES["chain"], copies: Copies | None = None, **draft: object
+    ) -> House:
+        made.append(House(head, shape, copies, **draft))
         return made[-1]
 
     yield house
@@ -148,6 +151,19 @@ def test_all_weights_and_an_untrained_head_change_nothing(build: Build) -> None:
         assert figures(mixed, "drafted") > 0
 
 
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+def test_copies_change_no_ids_and_are_of_use(build: Build, shape: str) -> None:
+    """A head without training, and a text that goes in circles."""
+    house, without = (build(fresh_head(), SHAPES[shape], copies) for copies in (Copies(), None))
+    asked = [request(f"r{i}", s, sampling=SEEDED if i % 2 else SamplingParams()) for i, s in enumerate(SEEDS[:2])]
+    asked.append(request("long", 0, max_tokens=100))
+    plain, mixed = house.ask(house.alone, *asked), house.ask(house.together, *asked)
+    assert [a.ids for a in mixed] == [a.ids for a in plain]
+    assert figures(mixed, "accepted") > figures(without.ask(without.together, *asked), "accepted")
+    counters = house.drafter.stats().extra
+    assert 0 < counters["num_copies_right"] <= counters["num_copies_found"]
+
+
 def test_little_memory_and_little_room_change_nothing(build: Build) -> None:
     """Pages are taken from the head's sequences, so features go missing again and again."""
     house = build(trained_head(), kv_tokens=192, page_tokens=16, max_batch_tokens=32)
@@ -158,10 +174,10 @@ def test_little_memory_and_little_room_change_nothing(build: Build) -> None:
     assert house.drafter.stats().extra["num_preemptions"] > 0
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_ids_do_not_depend_on_a_head_in_a_pool_of_its_own(build: Build, ahead: bool) -> None:
+@pytest.mark.parametrize(("ahead", "copies"), [(False, None), (True, None), (True, Copies())])
+def test_ids_do_not_depend_on_a_head_in_a_pool_of_its_own(build: Build, ahead: bool, copies: Copies | None) -> None:
     """With overlap it drafts on from its own states while the target checks them."""
-    house = build(trained_head())
+    house = build(trained_head(), copies=copies)
     overlap = OverlapSettings(num_branches=6, num_guesses=2, num_tokens=4) if ahead else None
     pools = [LocalTier(house.drafter), LocalTier(house.target)]
     ladder = Ladder(pools, settings=replace(PATIENT, overlap=overlap), sends_features=True)
@@ -189,10 +205,10 @@ def test_a_cascade_over_a_head_drafts_as_its_own_model_in_few_passes(build: Buil
     cascade.close("a")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sampled_texts_have_the_law_of_the_target(build: Build, shape: str) -> None:
+@pytest.mark.parametrize(("shape", "copies"), [*((shape, None) for shape in SHAPES), ("comb", Copies())])
+def test_sampled_texts_have_the_law_of_the_target(build: Build, shape: str, copies: Copies | None) -> None:
     """So have the drafts that the head made, by the laws that came with them."""
-    house = build(trained_head(), SHAPES[shape])
+    house = build(trained_head(), SHAPES[shape], copies)
     told = Told(house.drafter)
     asked = [request(f"r{i}", 0, sampling=_sampling(i), max_tokens=24) for i in range(64)]
     answers = house.ask(house.together, *asked)

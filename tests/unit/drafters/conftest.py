@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from actors.drafters.copies import Copies
 from actors.drafters.model import ModelDrafter
 from actors.engine.engine import Engine
 from actors.engine.make import make_runner
@@ -28,11 +29,11 @@ def make() -> Iterator[Make]:
     """Makes drafters over one tiny model; afterwards none has leaked a page."""
     made: list[ModelDrafter] = []
 
-    def build(max_context_tokens: int = 512, **changes: object) -> ModelDrafter:
+    def build(max_context_tokens: int = 512, copies: Copies | None = None, **changes: object) -> ModelDrafter:
         spec = tiny_spec(tier=0, page_tokens=PAGE, **changes)
         engine = Engine(make_runner(tiny_model("llama"), spec), spec, max_context_tokens)
         info = ReplicaInfo(0, "tiny", VOCAB, max_context_tokens, spec.num_pages, PAGE, "")
-        made.append(ModelDrafter(engine, info, 64))
+        made.append(ModelDrafter(engine, info, 64, copies))
         return made[-1]
 
     yield build

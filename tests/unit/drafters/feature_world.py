@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from actors.drafters.block import ContextMemory, block_drafter
+from actors.drafters.copies import Copies
 from actors.drafters.medusa import LastRow, medusa_drafter
 from actors.drafters.one_pass import OnePassDrafter
 from actors.heads.block import BlockConfig, BlockHead
@@ -102,16 +103,16 @@ def block_head(vocab_size: int, ids: Sequence[int] | None = None, block_size: in
     return BlockHead.fresh(config, embedding, output, vocabulary, scale=0.4)
 
 
-def make_medusa(vocab_size: int, ids: Sequence[int] | None = None, law_support: int = 0, **changes: object
-                ) -> OnePassDrafter[LastRow]:
+def make_medusa(vocab_size: int, ids: Sequence[int] | None = None, law_support: int = 0,
+                copies: Copies | None = None, **changes: object) -> OnePassDrafter[LastRow]:
     spec = tiny_spec(tier=0, kernels="portable", **changes)
-    return medusa_drafter(medusa_heads(vocab_size, ids), spec, info(vocab_size), law_support)
+    return medusa_drafter(medusa_heads(vocab_size, ids), spec, info(vocab_size), law_support, copies)
 
 
 def make_block(vocab_size: int, ids: Sequence[int] | None = None, law_support: int = 0, window: int = 0,
-               **changes: object) -> OnePassDrafter[ContextMemory]:
+               copies: Copies | None = None, **changes: object) -> OnePassDrafter[ContextMemory]:
     spec = tiny_spec(tier=0, kernels="portable", **changes)
-    return block_drafter(block_head(vocab_size, ids, window=window), spec, info(vocab_size), law_support)
+    return block_drafter(block_head(vocab_size, ids, window=window), spec, info(vocab_size), law_support, copies)
 
 
 MAKERS: dict[str, tuple[int, Callable[..., OnePass]]] = {"medusa": (1, make_medusa), "block": (2, make_block)}

@@ -66,6 +66,9 @@ def test_the_configurations_own_ladder_is_known_again() -> None:
     own = own_ladder(BASE, TARGET, 4)
     assert identity(own) == identity(own)
     assert identity(own) != identity(ladder("ngram", TARGET, 30, 4, {}))
+    suffix = {"name": "draft", "drafter": {"kind": "suffix", "max_depth": 9}}
+    told = load_config({"tiers": [suffix, TARGET]}, environ={})
+    assert own_ladder(told, TARGET, 4).drafter_spec() == told.drafter_spec()
     with pytest.raises(NotMeasured, match="has 1 tiers, and pairs are measured"):
         own_ladder(load_config({"tiers": [TARGET]}, environ={}), TARGET, 4)
 
