@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from actors import logs
 from actors.cores import stay_on
 from actors.drafter_specs import DrafterSpec
 from actors.grammar.gate import Gate
 from actors.messages import Context, Draft, Enumeration, Ids, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
+from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
+from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_ahead, decode_close, decode_propose
 from actors.wire.frames import Kind
 from actors.wire.server import Call, CallServer, completed, node_address
+
+log = logging.getLogger(__name__)
 
 DEFAULT_FACTORY = "actors.build:build_drafter"
 
@@ -41,9 +47,10 @@ class DraftActor:
 
     def __init__(
         self, model_spec: ModelSpec, drafter_spec: DrafterSpec, factory: str = DEFAULT_FACTORY,
-        inline: Sequence[InlineTier] = (),
+        inline: Sequence[InlineTier] = (), watch: WatchSpec = WatchSpec(), name: str = "draft",  # noqa: B008  # frozen
     ) -> None:
-        """`inline`: tiers below this one that run in this process, smallest first."""
+        """`inline`: tiers below this one that run in this process, smallest first. `name`: of the tier."""
+        logs.configure(watch, component=name)
         stay_on(model_spec.cores)
         self._spec = model_spec
         self._kind = drafter_spec.kind
@@ -53,7 +60,8 @@ class DraftActor:
         self._gate = Gate()
         handlers = {Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.CLOSE: self._close}
         self._server = CallServer(
-            handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s
+            handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s,
+            spans=Spans.open(watch, {"outrider.component": "draft"}, {"outrider.tier": name}),
         )
 
     async def listen(self) -> Endpoint:
@@ -103,6 +111,7 @@ class DraftActor:
         def start() -> Future[None]:
             self._drafter.close(sequence_id, held)
             self._presence.end(sequence_id)
+            log.info("sequence closed", extra={"request_id": sequence_id})
             return completed(None)
 
         return self._gate.pass_on(sequence_id, None, start)

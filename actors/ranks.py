@@ -18,11 +18,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from actors import logs
 from actors.cores import stay_on
 from actors.grammar.gate import Gate
 from actors.messages import Context, Ids, ReplicaInfo, ReplicaStats
 from actors.presence import Presence
+from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
+from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
 from actors.wire.codec import (
     decode_ahead,
@@ -60,10 +63,11 @@ class RankWorker:
     """One rank. Life: `locate`, with several ranks `rendezvous` on rank 0, `start` on all together, then calls."""
 
     def __init__(
-        self, spec: ModelSpec, rank: int, law_support: int = 64, inline: Sequence[InlineTier] = ()
+        self, spec: ModelSpec, rank: int, law_support: int = 64, inline: Sequence[InlineTier] = (),
+        watch: WatchSpec = WatchSpec(), name: str = "target",  # noqa: B008  # frozen
     ) -> None:
-        """`inline`: tiers below this one that run in rank 0's process, smallest first."""
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        """`inline`: tiers below this one that run in rank 0's process, smallest first. `name`: of the tier."""
+        logs.configure(watch, component=name, rank=str(rank))
         stay_on(spec.cores)
         self._spec = spec
         self._rank = rank
@@ -80,7 +84,8 @@ class RankWorker:
             Kind.VERIFY_AHEAD: self._verify_ahead, Kind.STEP: self._step, Kind.CLOSE: self._close,
         }
         self._server = CallServer(
-            handlers, self._presence, lambda act: self._leader().between_steps(act), hop_s=spec.hop_s
+            handlers, self._presence, lambda act: self._leader().between_steps(act), hop_s=spec.hop_s,
+            spans=Spans.open(watch, {"outrider.component": "rank"}, {"outrider.tier": name}),
         )
 
     async def locate(self) -> str:
@@ -145,6 +150,7 @@ class RankWorker:
         def start() -> Future[None]:
             self._leader().close(sequence_id, held)
             self._presence.end(sequence_id)
+            log.info("sequence closed", extra={"request_id": sequence_id})
             return completed(None)
 
         return self._gate.pass_on(sequence_id, None, start)

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.messages import ReplicaInfo
 from actors.ranks import RankWorker
 from actors.spec import InlineTier, ModelSpec
+from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,13 @@ class TargetGroup:
     starting anew, under a higher `generation`. Sequences are gone then; callers open them again from their
     committed tokens. `on_lost(generation)` is called before a rebuild, for revoking leases.
     `actor_options` are Ray actor options, one dict per rank (scheduling strategy, resources). `inline`: tiers below
-    this one that run in rank 0's process, smallest first.
+    this one that run in rank 0's process, smallest first. `name`: of the tier.
     """
 
     def __init__(
         self, spec: ModelSpec, actor_options: Sequence[dict[str, Any]] | None = None, *, law_support: int = 64,
         inline: Sequence[InlineTier] = (), on_lost: Callable[[int], None] | None = None, max_rebuilds: int = 5,
-        start_timeout_s: float = 1800.0,
+        start_timeout_s: float = 1800.0, watch: WatchSpec = WatchSpec(), name: str = "target",  # noqa: B008  # frozen
     ) -> None:
         size = spec.tensor_parallel_size
         if size < 1:
@@ -50,6 +51,8 @@ class TargetGroup:
         self._options = [dict(options) for options in actor_options or [{"num_cpus": 1}] * size]
         self._law_support = law_support
         self._inline = tuple(inline)
+        self._watch = watch
+        self._name = name
         self._on_lost = on_lost
         self._max_rebuilds = max_rebuilds
         self._start_timeout_s = start_timeout_s
@@ -152,7 +155,7 @@ class TargetGroup:
         worker = ray.remote(RankWorker)
         self._ranks = [
             worker.options(**{"max_concurrency": MAX_CONCURRENCY, **options, "max_restarts": 0}).remote(
-                self._spec, rank, self._law_support, self._inline
+                self._spec, rank, self._law_support, self._inline, self._watch, self._name
             )
             for rank, options in enumerate(self._options)
         ]

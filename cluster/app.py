@@ -18,6 +18,7 @@ from cluster.ingress.deployment import Ingress
 from cluster.pools import Pool
 from cluster.prefixes import PrefixDirectory
 from cluster.scaling.options import ingress_scaling, pool_scaling
+from cluster.telemetry.board import MetricsBoard
 
 REPLICA_CPUS = 0.01  # a pool's replica only hands out leases; its actors do the work
 LEASE_MARGIN = 16  # calls beside leases (info, stats), and leases refused in words instead of by waiting
@@ -42,13 +43,18 @@ def application(config: Config, pool: type[Pool] = Pool) -> serve.Application:
         max_ongoing_requests=limits.max_concurrent_requests + limits.max_queued_requests + REFUSAL_MARGIN,
         max_queued_requests=limits.max_queued_requests + REFUSAL_MARGIN,
         graceful_shutdown_timeout_s=limits.request_timeout_s + DRAIN_MARGIN_S,
-        logging_config=_logging(),
+        logging_config=_logging(config),
     )
-    directory = _deployment(PrefixDirectory).options(
-        name="prefixes", ray_actor_options={"num_cpus": REPLICA_CPUS}, logging_config=_logging(),
-        max_ongoing_requests=10_000,
+    if config.server.num_replicas == 1:
+        return ingress.bind(config, pools)
+    directory, board = (
+        _deployment(cls).options(
+            name=name, ray_actor_options={"num_cpus": REPLICA_CPUS}, logging_config=_logging(config),
+            max_ongoing_requests=10_000,
+        )
+        for cls, name in ((PrefixDirectory, "prefixes"), (MetricsBoard, "metrics"))
     )
-    return ingress.bind(config, pools, directory.bind() if config.server.num_replicas > 1 else None)
+    return ingress.bind(config, pools, directory.bind(), board.bind())
 
 
 def pool_settings(config: Config, index: int, **overrides: Any) -> PoolSettings:
@@ -60,7 +66,9 @@ def pool_settings(config: Config, index: int, **overrides: Any) -> PoolSettings:
         "drafter": config.drafter_spec() if drafts else None,
         "law_support": config.speculation.law_support, "num_cpus": tier.resources.num_cpus,
         "num_gpus": tier.resources.num_gpus, "accelerator_type": tier.resources.accelerator_type,
-        "resources": dict(tier.resources.custom), "inline": config.inline_tiers(index), **overrides,
+        "resources": dict(tier.resources.custom), "inline": config.inline_tiers(index), "watch": config.watch,
+        "model_name": config.model_name, "metrics_interval_s": config.telemetry.interval_s,
+        "ray_metrics": config.telemetry.ray_metrics, **overrides,
     })
 
 
@@ -83,13 +91,14 @@ def pool_options(config: Config, index: int) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": config.limits.request_timeout_s + DRAIN_MARGIN_S,
         "health_check_period_s": 5.0,
         "health_check_timeout_s": 30.0,
-        "logging_config": _logging(),
+        "logging_config": _logging(config),
     }
 
 
-def _logging() -> LoggingConfig:
-    """Serve's own access log would name every lease."""
-    return LoggingConfig(enable_access_log=False)
+def _logging(config: Config) -> LoggingConfig:
+    """Of Serve itself. Its access log would name every lease."""
+    settings = config.logging
+    return LoggingConfig(enable_access_log=False, encoding=settings.format.upper(), log_level=settings.level)
 
 
 def _pool(config: Config, index: int, pool: type[Pool]) -> serve.Application:

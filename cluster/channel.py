@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.wire import access
 from actors.wire.access import Endpoint
-from actors.wire.frames import BadFrame, FrameProtocol, Kind
+from actors.wire.frames import TRACED, BadFrame, FrameProtocol, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -88,15 +88,21 @@ class Channel(FrameProtocol):
         """Whether the connection has ended."""
         return self._lost is not None
 
-    def call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
-        """The answer's payload. Raises `ChannelLost`, `CallFailed`, `CallRefused`. Cancelling abandons the call."""
+    def call(self, kind: Kind, payload: bytes, trace: bytes = b"") -> asyncio.Future[bytes]:
+        """The answer's payload. Raises `ChannelLost`, `CallFailed`, `CallRefused`. Cancelling abandons the call.
+
+        `trace`: the span that the call is part of (`actors.spans.pack`), if its request is traced.
+        """
         answer: asyncio.Future[bytes] = self._loop.create_future()
         if self._lost is not None:
             answer.set_exception(self._lost)
             return answer
         number, self._next = self._next, self._next + 1
         self._calls[number] = answer
-        self.send(kind, number, payload)
+        if trace:
+            self.send(kind | TRACED, number, trace + payload)
+        else:
+            self.send(kind, number, payload)
         if self._watch is None:
             self._heard_s = self._loop.time()
             self._look_again()

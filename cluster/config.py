@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from actors.drafter_specs import DrafterSpec, DraftModelSpec
 from actors.spec import EMULATED, EmulationSpec, InlineTier, ModelSpec
+from actors.watch import WatchSpec
 from cluster.config_ahead import check_ahead
 from cluster.config_auth import AuthConfig
 from cluster.config_drafters import (
@@ -32,6 +33,7 @@ from cluster.config_inline import check_inline, processes
 from cluster.config_load import ConfigError, load_mapping, validate
 from cluster.config_lossy import LossyConfig, check_lossy
 from cluster.config_section import Positive, Seconds, Section, Share
+from cluster.config_telemetry import LoggingConfig, TelemetryConfig, watch_spec
 from cluster.config_tls import TlsConfig
 from cluster.config_vllm import from_vllm, is_vllm
 
@@ -389,6 +391,8 @@ class Config(Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="what is refused")
     server: ServerConfig = Field(default_factory=ServerConfig, description="ports")
     auth: AuthConfig | None = Field(None, description="tokens that requests must bring; null: everybody may send them")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="traces and metrics")
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="logs")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -423,6 +427,11 @@ class Config(Section):
     def target(self) -> TierConfig:
         """The tier that decides."""
         return self.tiers[-1]
+
+    @property
+    def watch(self) -> WatchSpec:
+        """How every process is watched."""
+        return watch_spec(self.telemetry, self.logging)
 
     @property
     def processes(self) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from actors.draft import DEFAULT_FACTORY, DraftActor
 from actors.drafter_specs import DrafterSpec, DraftModelSpec
 from actors.spec import InlineTier, ModelSpec
+from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ class PoolSettings:
     resources: dict[str, float]  # custom Ray resources per actor
     inline: tuple[InlineTier, ...] = ()  # tiers below that run in the process of the (first) actor, smallest first
     draft_factory: str = DEFAULT_FACTORY  # "module:function", replaced in tests
+    watch: WatchSpec = WatchSpec()  # how its processes are watched
+    model_name: str = "outrider"  # of the service, for metrics
+    metrics_interval_s: float = 10.0  # how often its metrics are published
+    ray_metrics: bool = False  # whether they are published through Ray
 
     def actor_options(self) -> dict[str, Any]:
         """Ray options of each child actor; Ray never restarts one by itself: a group is a unit."""
@@ -114,7 +119,8 @@ class DraftGroup:
         actor = ray.remote(DraftActor).options(**self._settings.actor_options())
         drafter = self._settings.drafter or DraftModelSpec()
         self.leader = actor.remote(
-            self._settings.spec, drafter, self._settings.draft_factory, self._settings.inline
+            self._settings.spec, drafter, self._settings.draft_factory, self._settings.inline, self._settings.watch,
+            self._settings.name,
         )
         self._endpoint = await self.leader.listen.remote()
         self.generation += 1
@@ -177,5 +183,6 @@ def make_group(settings: PoolSettings, on_lost: Callable[[int], None]) -> Group:
 
     ranks = [settings.actor_options()] * settings.spec.tensor_parallel_size
     return TargetGroup(
-        settings.spec, ranks, law_support=settings.law_support, inline=settings.inline, on_lost=on_lost
+        settings.spec, ranks, law_support=settings.law_support, inline=settings.inline, on_lost=on_lost,
+        watch=settings.watch, name=settings.name,
     )

@@ -94,7 +94,10 @@ class RemoteEnumeration:
 
 
 class RayLease:
-    """A sequence's hold on one replica, kept by an open stream to its pool. Its calls go over a channel."""
+    """A sequence's hold on one replica, kept by an open stream to its pool. Its calls go over a channel.
+
+    `trace` of a call: the span that it is part of (`actors.spans.pack`), if its request is traced.
+    """
 
     def __init__(
         self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None,
@@ -145,13 +148,15 @@ class RayLease:
             if not call.done():
                 call.set_exception(ChannelLost("its lease ended"))
 
-    def propose(self, context: Context, shape: DraftShape) -> DraftHandle:
+    def propose(self, context: Context, shape: DraftShape, trace: bytes = b"") -> RemoteDraft:
         """Start drafting; returns at once."""
-        payload = self._call(Kind.PROPOSE, encode_propose(context, shape))
+        payload = self._call(Kind.PROPOSE, encode_propose(context, shape), trace)
         payload.add_done_callback(_mark_seen)  # a draft that nobody waits for may fail without a warning
         return RemoteDraft(payload)
 
-    async def verify(self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool) -> Verdict:
+    async def verify(
+        self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool, trace: bytes = b""
+    ) -> Verdict:
         """Verify `drafts` after `context`. Raises `ReplicaLost`, or `DraftLost` when a draft never came.
 
         Cancelling abandons the call: the actor ends its pass, and the answer is dropped.
@@ -166,34 +171,36 @@ class RayLease:
                 payloads.append(await asyncio.shield(draft.payload))
             except (ChannelLost, CallFailed) as error:
                 raise DraftLost(str(error)) from error
-        return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws))
+        return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws), trace)
 
-    async def step(self, context: Context, shape: DraftShape) -> Verdict:
+    async def step(self, context: Context, shape: DraftShape, trace: bytes = b"") -> Verdict:
         """Draft and verify in one call. Raises `ReplicaLost`."""
-        return await self._verdict(Kind.STEP, encode_step(context, shape))
+        return await self._verdict(Kind.STEP, encode_step(context, shape), trace)
 
     def enumerate(
-        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan
-    ) -> EnumerationHandle:
+        self, context: Context, draft: DraftHandle | Draft, verify_round: int, plan: AheadPlan, trace: bytes = b""
+    ) -> RemoteEnumeration:
         """Start drafting for the outcomes of a pass under way; returns at once."""
         if isinstance(draft, Draft):
             sent = encode(draft)
         else:
             assert isinstance(draft, RemoteDraft)
             sent = draft.payload.result()
-        payload = self._call(Kind.AHEAD, encode_ahead(context, sent, verify_round, plan))
+        payload = self._call(Kind.AHEAD, encode_ahead(context, sent, verify_round, plan), trace)
         payload.add_done_callback(_mark_seen)
         return RemoteEnumeration(payload)
 
-    async def verify_ahead(self, round: int, verify_round: int, enumeration: EnumerationHandle) -> Verdict:
+    async def verify_ahead(
+        self, round: int, verify_round: int, enumeration: EnumerationHandle, trace: bytes = b""
+    ) -> Verdict:
         """Verify the branch that fits the outcome of the pass of `verify_round`. Raises `ReplicaLost`."""
         assert isinstance(enumeration, RemoteEnumeration)
         sent = encode_verify_ahead(self._sequence_id, round, enumeration.payload.result())
-        return await self._verdict(Kind.VERIFY_AHEAD, sent)
+        return await self._verdict(Kind.VERIFY_AHEAD, sent, trace)
 
-    async def _verdict(self, kind: Kind, payload: bytes) -> Verdict:
+    async def _verdict(self, kind: Kind, payload: bytes, trace: bytes) -> Verdict:
         try:
-            answer = await self._call(kind, payload)
+            answer = await self._call(kind, payload, trace)
         except ChannelLost as error:
             if isinstance(error, OutOfReach):
                 self._out_of_reach()
@@ -207,8 +214,8 @@ class RayLease:
         except Unreadable as error:
             raise ReplicaLost(f"{self.replica_id}: its answer cannot be read ({error})") from error
 
-    def _call(self, kind: Kind, payload: bytes) -> asyncio.Future[bytes]:
-        answer = self._channel.call(kind, payload)
+    def _call(self, kind: Kind, payload: bytes, trace: bytes) -> asyncio.Future[bytes]:
+        answer = self._channel.call(kind, payload, trace)
         self._under_way.add(answer)
         answer.add_done_callback(self._under_way.discard)
         return answer
@@ -276,7 +283,7 @@ class RayTier:
         return self._num_waiting
 
     async def lease(
-        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS
+        self, sequence_id: str, avoid: frozenset[str] = frozenset(), tokens: Ids = NO_TOKENS, trace: bytes = b""
     ) -> RayLease:
         """Hold a replica, best one that met the beginning of `tokens`.
 
@@ -285,18 +292,18 @@ class RayTier:
         """
         self._num_waiting += 1
         try:
-            return await self._lease(sequence_id, avoid, tokens)
+            return await self._lease(sequence_id, avoid, tokens, trace)
         finally:
             self._num_waiting -= 1
 
-    async def _lease(self, sequence_id: str, avoid: frozenset[str], tokens: Ids) -> RayLease:
+    async def _lease(self, sequence_id: str, avoid: frozenset[str], tokens: Ids, trace: bytes) -> RayLease:
         search = _Search(self._timeout_s, self._full_timeout_s)
         names = digests(tokens)
         shares = await self._prefixes.shares(names)
         while (left_s := search.left_s()) > 0:
             last = self._out_of_reach() | {_tag(replica) for replica in avoid}
             preference = Preference(shares, search.refused | last)
-            stream: Any = self._handle.lease.remote(sequence_id, preference)
+            stream: Any = self._handle.lease.remote(sequence_id, preference, trace)
             kept = False
             try:
                 async with asyncio.timeout(left_s):

@@ -17,11 +17,16 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 
+from actors import logs
 from actors.messages import ReplicaInfo, ReplicaStats
+from actors.spans import Spans
 from actors.wire.access import Endpoint
 from cluster.groups import PoolSettings, make_group, updated
 from cluster.routing import Preference
 from cluster.scaling.reports import of_replica
+from cluster.telemetry.metrics import Report
+from cluster.telemetry.publisher import Publisher
+from cluster.telemetry.replica import replica_samples
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,13 @@ class Pool:
     async def __init__(self, settings: PoolSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._settings = self._deployed = settings
         self._tag = serve.get_replica_context().replica_tag
+        process = {"outrider.component": "pool", "service.instance.id": self._tag}
+        logs.configure(settings.watch, component="pool", replica=self._tag)
+        self._spans = Spans.open(settings.watch, process, {"outrider.tier": settings.name})
+        self._publisher = Publisher(
+            settings.watch, process, self._report, interval_s=settings.metrics_interval_s,
+            through_ray=settings.ray_metrics,
+        )
         self._leases: dict[str, tuple[int, asyncio.Event]] = {}  # lease -> generation; set when that is gone
         self._closing: set[asyncio.Task[str | None]] = set()
         self._draining = asyncio.Event()
@@ -83,6 +95,7 @@ class Pool:
         self._rebuild_s = max(MIN_REBUILD_S, 3 * (time.monotonic() - began))
         self._last_alive = time.monotonic()
         self._info: ReplicaInfo = await self._group.leader.info.remote()
+        self._publisher.start()
 
     def _revoke(self, generation: int) -> None:
         """The actors of `generation` are gone, and with them every sequence they held."""
@@ -173,14 +186,17 @@ class Pool:
         return self._group.endpoint
 
     async def lease(
-        self, sequence_id: str, preference: Preference | None = None
+        self, sequence_id: str, preference: Preference | None = None, trace: bytes = b""
     ) -> AsyncGenerator[LeaseGrant | Refused | Revoked, None]:
         """Hold this replica for one sequence until it is closed at the actor or the consumer cancels.
 
-        `preference` is for the router (`cluster.routing`), which has read it when the call comes here.
+        `preference` is for the router (`cluster.routing`), which has read it when the call comes here. `trace`: the
+        span that the call is part of (`actors.spans.pack`), if its request is traced.
         """
+        began_ns = time.time_ns()
         refusal = self._refusal()
         if refusal is not None:
+            self._draw(trace, sequence_id, began_ns, "refused")
             yield refusal
             return
         leader, endpoint = self._group.leader, await self._reached_at()
@@ -195,9 +211,11 @@ class Pool:
             # calls with arguments may begin later than calls made after them, so the wait itself proves nothing.
             if not await _answers(leader.attend.remote(sequence_id), ATTEND_S):
                 self._mute = generation  # whoever asks next need not wait; `check_health` looks again
+                self._draw(trace, sequence_id, began_ns, "no answer")
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
             closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
+            self._draw(trace, sequence_id, began_ns)
             yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
             await asyncio.wait({closed, lost, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done() and not (closed.done() or lost.done()):
@@ -215,6 +233,22 @@ class Pool:
                 task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+
+    def _draw(self, trace: bytes, sequence_id: str, began_ns: int, error: str | None = None) -> None:
+        """How long it took until the lease was granted or refused."""
+        if trace and self._spans is not None:
+            attributes = {"outrider.request_id": sequence_id, "outrider.replica": self._tag}
+            self._spans.record("grant", trace, began_ns, time.time_ns(), attributes, error)
+
+    async def metrics(self, preference: Preference | None = None) -> tuple[str, Report]:
+        """(tag, metrics) of this replica. `preference` is for the router, as in `lease`."""
+        return self._tag, await self._report()
+
+    async def _report(self) -> Report:
+        settings = self._settings
+        source = (("model_name", settings.model_name), ("tier", settings.name), ("replica", self._tag))
+        samples = replica_samples(await self.stats(), len(self._leases), settings.spec.max_sequences)
+        return Report(source, samples)
 
     async def info(self) -> ReplicaInfo:
         """What this replica serves."""

@@ -11,6 +11,8 @@ from typing import cast
 
 MAX_PAYLOAD_BYTES = 2**30  # the features of a long prompt, by far the largest that travels, stay below
 _HEADER = struct.Struct("<IBQ")
+TRACED = 0x80  # added to the kind of a call whose request is traced: its payload begins with the context of its trace
+CONTEXT_BYTES = 24  # (`actors.spans`)
 
 
 class Kind(IntEnum):
@@ -89,7 +91,7 @@ class FrameProtocol(asyncio.Protocol, abc.ABC):
             if self.transport is not None:
                 self.transport.abort()
 
-    def send(self, kind: Kind, call: int, payload: bytes = b"") -> None:
+    def send(self, kind: int, call: int, payload: bytes = b"") -> None:
         """Queue a frame for the end of this tick. No effect once the connection is closed."""
         if not self._outbox:
             self._loop.call_soon(self._flush)

@@ -14,8 +14,8 @@ import ssl
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,8 +26,11 @@ from actors.presence import Presence
 from actors.wire import access
 from actors.wire.access import Endpoint, Refused
 from actors.wire.codec import encode
-from actors.wire.frames import MAX_PAYLOAD_BYTES, BadFrame, FrameProtocol, Kind
+from actors.wire.frames import CONTEXT_BYTES, MAX_PAYLOAD_BYTES, TRACED, BadFrame, FrameProtocol, Kind
 from actors.wire.hop import NoHop, SlowHop, open_hop
+
+if TYPE_CHECKING:
+    from actors.spans import ServedSpan, Spans
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Call:
 
     sequence_id: str
     future: Future[Any]
+    span: ServedSpan | None = None  # of a call whose request is traced
 
 
 # What a call is answered that has to be made again with all of its sequence.
@@ -60,13 +64,14 @@ class CallServer:
 
     def __init__(
         self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer = lambda act: act(),
-        hop_s: float = 0.0,
+        hop_s: float = 0.0, spans: Spans | None = None,
     ) -> None:
-        """`hop_s`: emulated network, what every call and every answer waits in addition."""
+        """`hop_s`: emulated network, what every call and every answer waits in addition. `spans`: of traced calls."""
         self.handlers = handlers
         self._hop_s = hop_s
         self._hop: NoHop | SlowHop = NoHop()
         self.presence = presence
+        self._spans = spans
         self._defer = defer
         self.secret = access.new_secret()
         self._done: deque[tuple[_Caller, int, Call]] = deque()
@@ -90,11 +95,11 @@ class CallServer:
         if isinstance(self._hop, SlowHop):
             self._hop.close()
 
-    def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
+    def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes = b"") -> None:
         """Run one call once it has come over. Nothing it does may end the connection of the others."""
-        self._hop.pass_on(lambda: self._start(caller, number, kind, payload))
+        self._hop.pass_on(lambda: self._start(caller, number, kind, payload, trace))
 
-    def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes) -> None:
+    def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes) -> None:
         try:
             call = self.handlers[kind](payload)
         except UnknownGrammar as unknown:
@@ -103,6 +108,9 @@ class CallServer:
             log.exception("a call could not be started")
             self._send(caller, Kind.FAILED, number, _line(error))
             return
+        if trace and self._spans is not None:
+            call = replace(call, span=self._spans.begin(kind, trace, call.sequence_id))
+            call.future.add_done_callback(call.span.stamp)  # type: ignore[union-attr]  # it has just been set
         self.presence.begin(call.sequence_id)
         if call.future.done():  # it needed no step
             self._reply(caller, number, call)
@@ -130,17 +138,22 @@ class CallServer:
 
     def _reply(self, caller: _Caller, number: int, call: Call) -> None:
         self.presence.finish(call.sequence_id)
+        answer, failure = None, None  # type: Any, Exception | None
         try:
             answer = call.future.result()
             payload = b"" if answer is None else encode(answer)
         except ReplicaFull as error:  # nothing is wrong: another replica may take the call
-            log.info("there is no room for a call: %s", error)
+            failure = error
+            log.info("there is no room for a call: %s", error, extra={"request_id": call.sequence_id})
             self._send(caller, Kind.FULL, number, f"{error}".encode())
         except Exception as error:  # the call's own failure goes to its caller
-            log.error("a call failed", exc_info=error)
+            failure = error
+            log.error("a call failed", exc_info=error, extra={"request_id": call.sequence_id})
             self._send(caller, Kind.FAILED, number, _line(error))
         else:
             self._send(caller, Kind.RESULT, number, payload)
+        if call.span is not None:  # after the answer has left
+            call.span.end(answer, failure)
 
     def _send(self, caller: _Caller, kind: Kind, number: int, payload: bytes) -> None:
         self._hop.pass_on(lambda: caller.send(kind, number, payload))
@@ -171,7 +184,13 @@ class _Caller(FrameProtocol):
         """Start a call, or check the caller's proof first."""
         if not self._known:
             self._check(kind, payload)
-        elif kind == Kind.PING:
+            return
+        trace = b""
+        if kind & TRACED:
+            if len(payload) < CONTEXT_BYTES:
+                raise BadFrame("a traced call came without its trace")
+            kind, trace, payload = kind & ~TRACED, payload[:CONTEXT_BYTES], payload[CONTEXT_BYTES:]
+        if kind == Kind.PING:
             self.send(Kind.PONG, call)
         elif call in self._started:
             log.warning("a call came twice")
@@ -179,7 +198,7 @@ class _Caller(FrameProtocol):
             self._started[call] = None
             if len(self._started) > REMEMBERED_CALLS:
                 self._started.popitem(last=False)
-            self._server.start(self, call, Kind(kind), payload)
+            self._server.start(self, call, Kind(kind), payload, trace)
         else:
             self.send(Kind.FAILED, call, f"this actor takes no calls of kind {kind}".encode())
 

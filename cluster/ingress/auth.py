@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -137,7 +137,7 @@ class Guard:
             self._num_refused, self._told_s = 0, now_s
 
 
-def authorization_of(metadata: Sequence[tuple[str, str | bytes]]) -> str | bytes | None:
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | bytes | None:
     """What stands in `authorization`; None without, or with more than one: nobody could say which one counts."""
     found = [value for key, value in metadata if key.lower() == "authorization"]
     return found[0] if len(found) == 1 else None

@@ -8,21 +8,24 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from actors import logs
 from actors.grammar.vocabulary import know, pieces_of
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
 from actors.spec import EMULATED
 from cluster.config import Config, ConfigError
 from cluster.config_auth import make_guard
-from cluster.coordinator.errors import GenerationFailed
-from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, FinishReason, Usage
@@ -36,7 +39,7 @@ from cluster.ingress.errors import StatusContext, set_status
 from cluster.ingress.failed import RequestFailed
 from cluster.ingress.grammars import Grammars, check_grammar
 from cluster.ingress.http.app import http_app
-from cluster.ingress.http.backend import Backend
+from cluster.ingress.http.backend import Backend, Endpoint
 from cluster.ingress.outflow import Outflow
 from cluster.ingress.replies import chunk_to_pb, finish_to_pb, merged, response_to_pb, tokens_to_pb
 from cluster.ingress.servicer import Unreadable
@@ -48,6 +51,8 @@ from cluster.prefixes import LocalPrefixes, SharedPrefixes
 from cluster.rpc import outrider_pb2 as pb
 from cluster.running import running
 from cluster.scaling.reports import of_ingress
+from cluster.telemetry.prometheus import CONTENT_TYPE
+from cluster.telemetry.watch import IngressWatch, Metadata, WatchedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +71,17 @@ class Ingress:
     """gRPC methods of `outrider.v1.Outrider`, and HTTP over the same generations (with `serve.ingress`)."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, pools: Sequence[DeploymentHandle[Any]], directory: DeploymentHandle[Any] | None = None
+        self, config: Config, pools: Sequence[DeploymentHandle[Any]], directory: DeploymentHandle[Any] | None = None,
+        board: DeploymentHandle[Any] | None = None,
     ) -> None:
         """Wait for every tier, check that their tokenizers agree, load the target's.
 
-        `directory` is what several ingress replicas share of which pool replica knows which prefix.
+        `directory` is what several ingress replicas share of which pool replica knows which prefix, `board` where
+        they put their metrics.
         """
         self._config = config
+        tag = serve.get_replica_context().replica_tag
+        logs.configure(config.watch, component="ingress", replica=tag)
         self._guard = make_guard(config.auth)  # before the models are waited for: a mistake shows at once
         require_front(config)
         if directory is not None:
@@ -120,11 +129,13 @@ class Ingress:
             feature_window=config.feature_window,
         )
         self._status = PoolsStatus(config, pools, self._load)
+        self._watch = IngressWatch(config, tag, self._admission, pools, board)
+        self._watch.start()
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """A whole completion."""
         try:
-            async with aclosing(self._chunks(request, _authorization(grpc_context))) as stream:
+            async with aclosing(self._chunks(request, grpc_context.invocation_metadata())) as stream:
                 chunks = [chunk async for chunk in stream]
         except Exception as error:  # every failure becomes a status; a cancellation passes through
             _fail(grpc_context, error)
@@ -135,7 +146,7 @@ class Ingress:
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """A completion, piece by piece."""
         try:
-            chunks = self._chunks(request, _authorization(grpc_context))
+            chunks = self._chunks(request, grpc_context.invocation_metadata())
             async with aclosing(Outflow(chunks, merged).items()) as stream:
                 async for chunk in stream:
                     yield chunk
@@ -147,7 +158,7 @@ class Ingress:
     ) -> pb.GetModelInfoResponse:
         """What is served."""
         try:
-            with self._guard.admitted(_authorization(grpc_context)):
+            with self._guard.admitted(authorization_of(grpc_context.invocation_metadata())):
                 _check_readable(request)
                 return self._model_info()
         except Exception as error:  # as above
@@ -171,11 +182,16 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve after the constructor."""
-        return http_app(Backend(
+        backend = Backend(
             model=self._config.model_name, version=_version(), max_context_tokens=self._limits.max_context_tokens,
-            codec=self._codec, admitted=self._guard.admitted, chunks=self._admitted, load=self._load,
-            watched=self._watched, status=self._status.read,
-        ))
+            codec=self._codec, admitted=self._caller, chunks=self._admitted, load=self._load,
+            watched=self._timed, status=self._status.read,
+        )
+        return http_app(backend, [Route("/metrics", Endpoint(backend, self._metrics), methods=["GET"])])
+
+    async def _metrics(self, request: Request, caller: str | None) -> Response:
+        """Of the whole service, as Prometheus reads them."""
+        return Response(await self._watch.exposition(), media_type=CONTENT_TYPE)
 
     def _load(self) -> dict[str, object]:
         """How busy this replica is."""
@@ -186,69 +202,84 @@ class Ingress:
         waiting = {self._first_pool + index: tier.num_waiting for index, tier in enumerate(self._tiers)}
         return of_ingress(self._ladder.demand, waiting)
 
+    def _caller(self, authorization: str | bytes | None) -> AbstractContextManager[str | None]:
+        """As `Guard.admitted`; who is turned away is counted."""
+        return self._watch.guarded(self._guard.admitted(authorization))
+
     async def _chunks(
-        self, request: pb.GenerateRequest, authorization: str | bytes | None
+        self, request: pb.GenerateRequest, metadata: Metadata
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """The stream, once the caller is known, the request found good, and its turn come. Cancelling frees everything.
 
-        `authorization`: what the caller says of itself (`cluster.ingress.auth`).
+        `metadata`: who calls (`cluster.ingress.auth`), and the trace that this is part of.
         """
-        with self._guard.admitted(authorization) as caller:
-            async with aclosing(self._admitted(request, caller)) as stream:
+        with self._caller(authorization_of(metadata)) as caller:
+            async with aclosing(self._admitted(request, caller, metadata)) as stream:
                 async for chunk in stream:
                     yield chunk
 
-    def _watched(
-        self, request: pb.GenerateRequest, caller: str | None, log: CallLog
+    def _timed(
+        self, request: pb.GenerateRequest, caller: str | None, headers: Metadata, log: CallLog
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """The stream of a caller who may have it, the times of whose calls `log` gets."""
-        return self._admitted(request, caller, timed(self._ladder, log))
+        return self._admitted(request, caller, headers, log)
 
     async def _admitted(
-        self, request: pb.GenerateRequest, caller: str | None, ladder: Ladder | None = None
+        self, request: pb.GenerateRequest, caller: str | None, metadata: Metadata = (), log: CallLog | None = None,
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        """The stream of a caller who may have it."""
+        """The stream of a caller who may have it. `metadata`, or headers in lower case, as above."""
+        with self._watch.request(metadata) as watched:
+            async with aclosing(self._watched(request, caller, watched, log)) as stream:
+                async for chunk in stream:
+                    yield chunk
+
+    async def _watched(
+        self, request: pb.GenerateRequest, caller: str | None, watched: WatchedRequest, log: CallLog | None,
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """The same, with whatever watches it."""
         began = time.monotonic()
         deadline = began + self._config.limits.request_timeout_s
         _check_readable(request)
         checked = from_pb(request, self._codec, self._limits, self._defaults)
         await check_grammar(checked.sampling.grammar)
-        figures = FigureCounter(checked.sequence_id)
-        outcome = "cancelled"
+        watched.taken(checked, request)
         try:
             async with (
-                self._admission.slot(),
-                aclosing(self._generated(checked, figures, deadline, ladder or self._ladder)) as stream,
+                watched.turn(self._admission.slot()),
+                aclosing(self._generated(checked, watched, deadline, log)) as stream,
             ):
                 async for chunk in stream:
-                    if chunk.HasField("finish"):
-                        outcome = pb.FinishReason.Name(chunk.finish.reason)
+                    watched.shown(chunk)
                     yield chunk
         except Exception as error:
-            outcome = error.code.value if isinstance(error, GenerationFailed) else type(error).__name__
+            watched.failed(error)
             raise
         finally:
-            _log(checked, caller, figures, outcome, time.monotonic() - began)
+            _log(checked, caller, watched, time.monotonic() - began)
 
     async def _generated(
-        self, checked: IngressRequest, figures: FigureCounter, deadline: float, ladder: Ladder,
+        self, checked: IngressRequest, watched: WatchedRequest, deadline: float, log: CallLog | None,
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Chunks of one admitted request, the last one with its finish."""
         text = checked.text_stream(self._codec)
         generation, lossy = checked.generation(self._lookahead, deadline), checked.sampling.lossy
-        async with aclosing(generate(generation, ladder, figures=figures)) as events:
+        ladder = watched.ladder(self._ladder)
+        if log is not None:
+            ladder = timed(ladder, log)
+        async with aclosing(generate(generation, ladder, figures=watched.figures)) as events:
             async for event in events:
                 if isinstance(event, Finish):
                     rest = text.finish().text  # what was held back; it may complete a stop string
                     yield chunk_to_pb(checked.request_id, rest, finish=finish_to_pb(event, text.stop, lossy))
                     return
+                watched.committed(len(event.token_ids))
                 piece = text.push(event.token_ids.tolist())
                 tokens = tokens_to_pb(event, piece.num_tokens)
                 if piece.stop is None:
                     yield chunk_to_pb(checked.request_id, piece.text, tokens)
                     continue
                 break  # the coordinator knows no text: it is stopped here
-        found = figures.snapshot()
+        found = watched.figures.snapshot()
         num_cached = found.cached_by_tier.get(len(ladder.tiers) - 1, 0)
         finish = Finish(FinishReason.STOP, Usage(len(checked.prompt_ids), text.num_tokens, num_cached), found)
         yield chunk_to_pb(checked.request_id, piece.text, tokens, finish_to_pb(finish, piece.stop, lossy))
@@ -291,10 +322,6 @@ def _check_readable(request: object) -> None:
         )
 
 
-def _authorization(context: CallContext) -> str | bytes | None:
-    return authorization_of(context.invocation_metadata())
-
-
 def _fail(context: StatusContext, error: Exception) -> NoReturn:
     """Set the status, log what the client must not see, and end the call."""
     status = set_status(context, error)
@@ -303,11 +330,11 @@ def _fail(context: StatusContext, error: Exception) -> NoReturn:
     raise RequestFailed(f"{status.code.name}: {status.details}") from None
 
 
-def _log(checked: IngressRequest, caller: str | None, figures: FigureCounter, outcome: str, wall_s: float) -> None:
+def _log(checked: IngressRequest, caller: str | None, watched: WatchedRequest, wall_s: float) -> None:
     """One record per request; never any of its text or ids."""
-    found = figures.snapshot()
-    logger.info("request ended: %s", outcome, extra={
-        "request_id": checked.sequence_id, "caller": caller, "outcome": outcome, "wall_s": round(wall_s, 4),
+    found = watched.figures.snapshot()
+    logger.info("request ended: %s", watched.outcome, extra={
+        "request_id": checked.sequence_id, "caller": caller, "outcome": watched.outcome, "wall_s": round(wall_s, 4),
         "num_prompt_tokens": len(checked.prompt_ids), "num_committed": found.committed,
         "rounds": found.rounds, "num_drafted": found.drafted, "num_accepted": found.accepted,
         "lease_moves": found.lease_moves,

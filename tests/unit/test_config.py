@@ -55,7 +55,7 @@ def test_every_field_of_every_section_is_described() -> None:
         for name, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{name}"
             todo.extend(_models(field.annotation))
-    assert len(seen) == 13 + len(KINDS) + len(POLICIES)
+    assert len(seen) == 15 + len(KINDS) + len(POLICIES)
 
 
 def test_file_starts_from_preset_and_environment_wins(tmp_path: Path) -> None:
@@ -137,6 +137,10 @@ def test_settings_are_frozen() -> None:
     ("sampling.top_p", 0, "sampling.top_p: got 0; use greater than 0"),
     ("server.grpc_port", 8000, "server: grpc_port and http_port are both 8000"),
     ("server.grpc_port", "many", "server.grpc_port: got 'many'; use a valid integer"),
+    ("telemetry.otlp_endpoint", "collector:4317", "telemetry: otlp_endpoint 'collector:4317' has no scheme; write"),
+    ("telemetry.include_text", True, "telemetry: include_text without otlp_endpoint has no effect"),
+    ("telemetry.sample_ratio", 2, "telemetry.sample_ratio: got 2; use"),
+    ("logging.format", "yaml", "logging.format: got 'yaml'; use 'text' or 'json'"),
     ("preset", "huge", "preset: no preset 'huge'; choose one of emulated-70b"),
 ])
 def test_each_mistake_gives_one_clear_line(path: str, value: object, line: str) -> None:

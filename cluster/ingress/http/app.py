@@ -27,8 +27,8 @@ from cluster.ingress.replies import merged
 from cluster.rpc import outrider_pb2 as pb
 
 
-def http_app(backend: Backend) -> Starlette:
-    """The application."""
+def http_app(backend: Backend, more: Sequence[Route] = ()) -> Starlette:
+    """The application; `more` are routes beside OpenAI's."""
     began = int(time.time())
     model: Json = {"id": backend.model, "object": "model", "created": began, "owned_by": "outrider",
                    "max_model_len": backend.max_context_tokens}
@@ -53,6 +53,7 @@ def http_app(backend: Backend) -> Starlette:
             Route("/health", health, methods=["GET"]),
             Route("/v1/outrider/generate", Endpoint(backend, live.generate), methods=["POST"]),
             Route("/v1/outrider/status", Endpoint(backend, live.status), methods=["GET"]),
+            *more,
             *page_routes(),
         ],
         exception_handlers={HTTPException: _http_error},  # type: ignore[dict-item]  # narrower than its type
@@ -96,11 +97,12 @@ class Generations:
     def _streams(self, asks: Asks, request: Request, caller: str | None) -> list[Chunks]:
         """Of all choices: the first has the place of the request itself, each other one takes its own."""
         first, *others = asks.requests
-        return [self._backend.chunks(first, caller), *(self._further(each, request) for each in others)]
+        headers = request.headers.items()
+        return [self._backend.chunks(first, caller, headers), *(self._further(each, request) for each in others)]
 
     async def _further(self, asked: pb.GenerateRequest, request: Request) -> Chunks:
         with self._backend.admitted(authorization(request)) as caller:
-            async with aclosing(self._backend.chunks(asked, caller)) as chunks:
+            async with aclosing(self._backend.chunks(asked, caller, request.headers.items())) as chunks:
                 async for chunk in chunks:
                     yield chunk
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from cluster.rpc import outrider_pb2 as pb
 logger = logging.getLogger(__name__)
 
 Chunks = AsyncGenerator[pb.GenerateChunk, None]
+Headers = Sequence[tuple[str, str]]  # names in lower case
 Answer = Callable[[Request, str | None], Awaitable[Response]]
 
 
@@ -32,9 +33,9 @@ class Backend:
     max_context_tokens: int
     codec: TextCodec
     admitted: Callable[[str | bytes | None], AbstractContextManager[str | None]]  # as `Guard.admitted`
-    chunks: Callable[[pb.GenerateRequest, str | None], Chunks]  # of an admitted caller
+    chunks: Callable[[pb.GenerateRequest, str | None, Headers], Chunks]  # of an admitted caller
     load: Callable[[], Json]
-    watched: Callable[[pb.GenerateRequest, str | None, CallLog], Chunks]  # the log gets the times of their calls
+    watched: Callable[[pb.GenerateRequest, str | None, Headers, CallLog], Chunks]  # the log gets the times of its calls
     status: Callable[[], Awaitable[Json]]  # of tiers and pools
 
 

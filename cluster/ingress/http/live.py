@@ -34,7 +34,7 @@ class Live:
         check_model(body.model, self._backend.model)
         (asked, *_) = chat_asks(body, self._backend.codec, f"live-{token_hex(12)}").requests
         log = CallLog()
-        chunks = Outflow(self._backend.watched(asked, caller, log), merged).items()
+        chunks = Outflow(self._backend.watched(asked, caller, request.headers.items(), log), merged).items()
         return Events(self._events(chunks, log), lambda error: explained(error, "messages"))
 
     async def status(self, request: Request, caller: str | None) -> Response:

@@ -22,6 +22,7 @@ from cluster.ingress.deployment import Ingress
 from cluster.ingress.speculation import coordinator_settings
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
+from cluster.telemetry.watch import IngressWatch
 from tests.tiny_checkpoint import tiny_checkpoint
 
 LOSSY = {"policy": "typical", "epsilon": 0.001, "delta": 0.001}
@@ -52,6 +53,8 @@ def ingress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingress]:
     made._lookahead = 4
     made._admission = Admission(4, 4, 30.0)
     made._ladder = Ladder([LocalTier(drafter), LocalTier(target)], settings=coordinator_settings(config))
+    nobody: Any = None  # no pool is asked for its metrics
+    made._watch = IngressWatch(config, "a", made._admission, [nobody, nobody], None)
     yield made
     drafter.shutdown()
     target.shutdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -42,9 +42,13 @@ class Scripted:
     refuse: Exception | None = None
     seen: list[IngressRequest] = field(default_factory=list)
     callers: list[str | None] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     num_open: int = 0
 
-    async def chunks(self, request: pb.GenerateRequest, caller: str | None) -> AsyncGenerator[pb.GenerateChunk, None]:
+    async def chunks(
+        self, request: pb.GenerateRequest, caller: str | None, headers: Sequence[tuple[str, str]]
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        self.headers.append(dict(headers))
         self.callers.append(caller)
         checked = from_pb(request, self.codec, LIMITS, RequestDefaults(max_tokens=12, eos_ids=(1,), grammars=GRAMMARS))
         self.seen.append(checked)

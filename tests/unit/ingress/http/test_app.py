@@ -244,6 +244,15 @@ async def test_models_and_health(scripted: Scripted) -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_callers_trace_goes_on_to_the_generation(scripted: Scripted) -> None:
+    message: Any = {"role": "user", "content": "Hi"}
+    await scripted.client().chat.completions.create(
+        model="tiny", messages=[message], extra_headers={"Traceparent": "00-1-2-01"}
+    )
+    assert scripted.headers[0]["traceparent"] == "00-1-2-01"
+
+
+@pytest.mark.asyncio
 async def test_a_caller_who_is_not_admitted_is_told_before_anything_is_read(scripted: Scripted) -> None:
     scripted.refuse = Unauthenticated("no token came")
     with pytest.raises(openai.AuthenticationError, match="no token came") as raised:
