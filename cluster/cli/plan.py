@@ -120,7 +120,7 @@ def _checked(
         contextlib.closing(LocalStage(verbose=verbose)) as stage,
         bench_show.watcher(bench_show.screen(as_json)) as bar,
     ):
-        bench = LadderBench(LadderSettings(num_prompts=6, num_tokens=176), stage, Findings(), bar)
+        bench = LadderBench(LadderSettings(num_prompts=4, num_tokens=128), stage, Findings(), bar)
         try:
             return check(bench, config, costs, settings_checked(tried, best))
         except (LadderFailed, TextsDiffer) as error:
