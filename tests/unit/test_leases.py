@@ -38,7 +38,7 @@ class Handle:
     def options(self, stream: bool) -> Handle:
         return self
 
-    def remote(self, sequence_id: str, preference: Preference) -> Any:
+    def remote(self, sequence_id: str, preference: Preference, trace: bytes = b"") -> Any:
         self.preferences.append(preference)
         return Stream(self._answer(preference))
 

@@ -69,10 +69,10 @@ class Scripted:
             self.num_open -= 1
 
     async def watched(
-        self, request: pb.GenerateRequest, caller: str | None, log: CallLog
+        self, request: pb.GenerateRequest, caller: str | None, headers: Sequence[tuple[str, str]], log: CallLog
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         log.took(0, "propose", 0.0)
-        async for chunk in self.chunks(request, caller):
+        async for chunk in self.chunks(request, caller, headers):
             yield chunk
 
     async def status(self) -> dict[str, object]:
