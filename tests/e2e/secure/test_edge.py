@@ -132,7 +132,8 @@ def test_haproxy_listens_on_loopback_and_its_files_are_private(secured: Secured)
     assert hosts == {"127.0.0.1"}
     serving = [psutil.Process(pid) for kind in ("ServeReplica:outrider:ingress", "ProxyActor") for pid in workers(kind)]
     assert len(serving) == 2
-    ports = {int(os.environ[f"RAY_SERVE_FALLBACK_PROXY_{kind}_PORT"]) for kind in ("HTTP", "GRPC")} | {30000, 40000}
+    ports = {int(os.environ[f"RAY_SERVE_{which}_{kind}_PORT"])
+             for which in ("FALLBACK_PROXY", "DIRECT_INGRESS_MIN") for kind in ("HTTP", "GRPC")}
     behind = {(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for p in serving for c in p.net_connections("tcp")
               if c.status == psutil.CONN_LISTEN and c.laddr.port in ports}
     assert {host for host, _ in behind} == {"127.0.0.1"}, "TLS must not be gone round"
