@@ -10,7 +10,7 @@ import pytest
 from cluster.client import Client, Options, Retry
 from tests.e2e.service import REBUILD_S, Service, workers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.exactness, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.exactness, pytest.mark.timeout(420)]
 
 
 def test_the_stream_goes_on_without_a_lost_or_repeated_token(service: Service) -> None:
