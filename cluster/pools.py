@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0  # an actor that needs longer for a ping hangs
 ATTEND_S = 5.0  # likewise, while a sequence waits for its lease
+TAKEN_S = 10.0  # Serve goes on with a stream as soon as it has sent an item: whoever does not by then has gone
 EMPTY_S = 30.0  # sequences have left a replica that is updated within this time; each round ends sooner
 MIN_REBUILD_S = 120.0  # a rebuild may take this long, or three times what the first start took
 
@@ -216,7 +217,12 @@ class Pool:
                 return
             closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
             self._draw(trace, sequence_id, began_ns)
-            yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
+            # A call that is cancelled just while Serve sends an item leaves its generator at the `yield`, with no word.
+            timer = asyncio.get_running_loop().call_later(TAKEN_S, self._abandon, key, leader, sequence_id)
+            try:
+                yield LeaseGrant(f"{self._tag}#{generation}", endpoint, self._info)
+            finally:
+                timer.cancel()
             await asyncio.wait({closed, lost, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done() and not (closed.done() or lost.done()):
                 yield Revoked(f"{self._settings.name}: {self._tag} is draining")
@@ -226,13 +232,19 @@ class Pool:
             if not ended:
                 yield Revoked(f"{self._settings.name}: the actors of {self._tag} were lost")
         finally:
-            del self._leases[key]
             lost.cancel()
             draining.cancel()
-            if not ended:  # the consumer went away: nobody else will free the sequence
-                task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+            if ended:
+                self._leases.pop(key, None)
+            else:
+                self._abandon(key, leader, sequence_id)
+
+    def _abandon(self, key: str, leader: Any, sequence_id: str) -> None:
+        """The consumer of a lease went away: nobody else will free the sequence."""
+        if self._leases.pop(key, None) is not None:
+            task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _draw(self, trace: bytes, sequence_id: str, began_ns: int, error: str | None = None) -> None:
         """How long it took until the lease was granted or refused."""

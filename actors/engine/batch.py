@@ -323,16 +323,8 @@ class Batch:
             job.pending = []
         if self._keeper is not None:
             job.read_features = partial(self._features, self._keeper, sequence.sequence_id)
-        try:
-            next_id = job.on_logits(logits, sequence.ids.view(0, job.first_logit + 1))
-        except BadLogits as error:
-            self._scrub(sequence)
-            job.fail(error)
-            next_id = None
-        except Exception as error:
-            log.exception("sampling failed")
-            job.fail(error)
-            next_id = None
+        history = sequence.ids.view(0, job.first_logit + 1)
+        next_id = self._decided(sequence, job, lambda: job.on_logits(logits, history))
         if is_tree:
             self._prune(sequence, job)
         self._go_on(sequence, job, next_id)
@@ -344,18 +336,24 @@ class Batch:
             return
         self.kv.advance(sequence.sequence_id, ids[:-1])
         sequence.ids.extend(ids[:-1])
-        try:
+
+        def decide() -> int | None:
             check_best(top)
-            next_id = job.on_best(ids)
+            return job.on_best(ids)
+
+        self._go_on(sequence, job, self._decided(sequence, job, decide))
+
+    def _decided(self, sequence: Sequence, job: Job, decide: Callable[[], int | None]) -> int | None:
+        """What a call decides; one whose logits are bad, or that breaks, has failed and decides nothing more."""
+        try:
+            return decide()
         except BadLogits as error:
             self._scrub(sequence)
             job.fail(error)
-            next_id = None
         except Exception as error:
             log.exception("sampling failed")
             job.fail(error)
-            next_id = None
-        self._go_on(sequence, job, next_id)
+        return None
 
     def _go_on(self, sequence: Sequence, job: Job, next_id: int | None) -> None:
         """Feed the id that a call wants to run next; without one the call has ended."""

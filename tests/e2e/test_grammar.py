@@ -66,8 +66,9 @@ def ask_all(service: Service, asked: list[pb.GenerateRequest]) -> list[pb.Genera
         return list(threads.map(lambda each: service.stub.Generate(each, timeout=PATIENCE_S), asked))
 
 
-def test_200_texts_of_json_schemas_all_parse_and_validate(service: Service) -> None:
-    answers = ask_all(service, [request(number) for number in range(200)])
+@pytest.mark.parametrize("count", [32, pytest.param(200, marks=pytest.mark.thorough)])
+def test_texts_of_json_schemas_all_parse_and_validate(service: Service, count: int) -> None:
+    answers = ask_all(service, [request(number) for number in range(count)])
     for number, answer in enumerate(answers):
         assert answer.finish.reason == pb.FINISH_REASON_STOP_TOKEN, (number, answer.text)
         jsonschema.validate(json.loads(answer.text), schema_of(number)[1])

@@ -107,7 +107,7 @@ def is_whole(kind: str, text: str) -> bool:
     return text[0] + text[-1] in ("[]", "{}")
 
 
-SLOW = pytest.mark.slow  # more of the same: one machine's tests have a minute for everything
+SLOW = pytest.mark.thorough  # more of the same
 
 
 @pytest.mark.parametrize("kind", ["schema", pytest.param("regex", marks=SLOW), "choice", "ebnf"])
