@@ -341,7 +341,7 @@ class Climb:
                     raise ReplicaLost(f"tier {hold.index} misses a prefix although it was sent all tokens")
                 hold.held = None
                 continue
-            self._check(verdict, hold.index)
+            self._check(verdict, hold.index, context.num_plain)
             hold.served(Held(context.num_committed, pending))
             if hold is self._holds[-1]:
                 self._ladder.pace.note_verify(self._clock() - self._sent_at)
@@ -407,14 +407,14 @@ class Climb:
             self._courier.delivered()
         hold.served(proposal.held)  # also when it had nothing to propose: it has read the context
 
-    def _check(self, verdict: Verdict, index: int) -> None:
+    def _check(self, verdict: Verdict, index: int, num_plain: int = 1) -> None:
         if verdict.error is not None:
             raise GenerationFailed(
                 f"the model of tier {index} cannot go on with this request: {verdict.error}",
                 FailureCode.INVALID if verdict.rejected else FailureCode.INTERNAL,
             )
-        is_run = verdict.num_draft == 0 and verdict.num_own > 1
-        if (verdict.num_own != 1 and not is_run) or verdict.num_accepted > verdict.num_draft:
+        most_own = 1 if verdict.num_draft else num_plain
+        if not 1 <= verdict.num_own <= most_own or verdict.num_accepted > verdict.num_draft:
             raise GenerationFailed(
                 f"tier {index} answered {len(verdict.tokens)} tokens for {verdict.num_accepted} accepted of "
                 f"{verdict.num_draft} drafted: check that all pools run the same version"

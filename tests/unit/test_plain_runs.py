@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from actors.messages import Origin
+from actors.messages import Context, Draft, Origin, Verdict
 from actors.sampling.params import SamplingParams
+from cluster.coordinator.errors import GenerationFailed
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import FinishReason, GenerationRequest
 from cluster.coordinator.runs import MANY_REQUESTS, run_tokens
@@ -80,6 +82,17 @@ def test_a_stop_id_in_the_middle_ends_the_text_there(target: LocalTier) -> None:
         for got, free in zip(ask(target, asked, 4), plain, strict=True):
             end = free.ids.index(stop) + 1 if stop in free.ids else len(free.ids)
             assert got.ids == free.ids[:end]
+
+
+def test_more_tokens_than_were_asked_for_are_refused(target: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = target.worker.verify
+
+    def generous(context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
+        return honest(replace(context, num_plain=3), drafts, want_laws)
+
+    monkeypatch.setattr(target.worker, "verify", generous)
+    with pytest.raises(GenerationFailed, match="answered 3 tokens for 0 accepted of 0 drafted"):
+        ask(target, requests(SamplingParams(), 1), 4)
 
 
 def test_few_requests_see_every_token_at_once_and_many_no_more_than_are_left() -> None:
