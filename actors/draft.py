@@ -99,16 +99,19 @@ class DraftActor:
         return self._call(context, start)
 
     def _call(self, context: Context, start: Callable[[], Future[Any]]) -> Call:
+        self._presence.check(context.sequence_id)
         return Call(context.sequence_id, self._gate.pass_on(context.sequence_id, context.sampling.grammar, start))
 
     def _close(self, payload: bytes) -> Call:
         sequence_id, held = decode_close(payload)
         return Call(sequence_id, self._ended(sequence_id, held))
 
-    def _ended(self, sequence_id: str, held: Ids | None = None) -> Future[None]:
-        """Once the calls that came before have been started."""
+    def _ended(self, sequence_id: str, held: Ids | None = None, lease: str | None = None) -> Future[None]:
+        """Once the calls that came before have been started. `lease`: only if the sequence is held for this one."""
 
         def start() -> Future[None]:
+            if lease is not None and not self._presence.is_for(sequence_id, lease):
+                return completed(None)
             self._drafter.close(sequence_id, held)
             self._presence.end(sequence_id)
             log.info("sequence closed", extra={"request_id": sequence_id})
@@ -116,18 +119,18 @@ class DraftActor:
 
         return self._gate.pass_on(sequence_id, None, start)
 
-    async def close(self, sequence_id: str) -> None:
-        """Forget a sequence; unknown ids are ignored."""
-        await asyncio.wrap_future(self._ended(sequence_id))
+    async def close(self, sequence_id: str, lease: str) -> None:
+        """Forget a sequence, if it is (still) held for this lease."""
+        await asyncio.wrap_future(self._ended(sequence_id, lease=lease))
 
-    async def attend(self, sequence_id: str) -> None:
-        """From now on `wait_closed` says when this sequence ends."""
-        self._presence.attend(sequence_id)
+    async def attend(self, sequence_id: str, lease: str) -> None:
+        """From now on calls for this sequence are taken, and `wait_closed` says when it ends."""
+        self._presence.attend(sequence_id, lease)
 
-    async def wait_closed(self, sequence_id: str) -> None:
-        """Return once an attended sequence was closed, or nobody has called for it during `idle_timeout_s`."""
-        if not await self._presence.ended(sequence_id):
-            await self.close(sequence_id)
+    async def wait_closed(self, sequence_id: str, lease: str) -> None:
+        """Return once the lease has ended, or nobody has called for its sequence during `idle_timeout_s`."""
+        if not await self._presence.ended(sequence_id, lease):
+            await self.close(sequence_id, lease)
 
     async def info(self) -> ReplicaInfo:
         """What the replica says of itself."""

@@ -1,9 +1,29 @@
-"""Which sequences an actor serves, so that a pool can wait for the end of each (one event loop only)."""
+"""Which sequences an actor serves, and for which lease of its pool, so that the pool can wait for the end of each.
+
+One event loop only. A call for a sequence that is not held here comes from somebody who has not heard yet that its
+lease has ended: taken, it would open the sequence again, and nobody would close it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
+
+
+class NotHeld(LookupError):
+    """A call for a sequence whose lease has ended (or that never had one)."""
+
+    def __init__(self, sequence_id: str) -> None:
+        super().__init__("a call came for a sequence that is not leased")
+        self.sequence_id = sequence_id
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: str
+    last_call_s: float  # monotonic
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Presence:
@@ -11,14 +31,29 @@ class Presence:
 
     def __init__(self, idle_timeout_s: float) -> None:
         self._idle_timeout_s = idle_timeout_s
-        self._closed: dict[str, asyncio.Event] = {}  # one for each sequence that is attended
-        self._last_call_s: dict[str, float] = {}  # monotonic
+        self._held: dict[str, _Held] = {}
         self._num_calls: dict[str, int] = {}  # under way
 
-    def attend(self, sequence_id: str) -> None:
-        """From now on `ended` says when this sequence ends; one that ends before it is asked has ended all the same."""
-        self._closed.setdefault(sequence_id, asyncio.Event())
-        self._last_call_s.setdefault(sequence_id, time.monotonic())
+    def attend(self, sequence_id: str, lease: str) -> None:
+        """From now on calls for this sequence are welcome, and `ended` says when it ends.
+
+        One that ends before that is asked has ended all the same. An earlier lease of the sequence ends with this.
+        """
+        held = self._held.get(sequence_id)
+        if held is None or held.lease != lease:
+            self._held[sequence_id] = _Held(lease, time.monotonic())
+            if held is not None:
+                held.ended.set()
+
+    def check(self, sequence_id: str) -> None:
+        """Raises `NotHeld` when no lease of this sequence is known."""
+        if sequence_id not in self._held:
+            raise NotHeld(sequence_id)
+
+    def is_for(self, sequence_id: str, lease: str) -> bool:
+        """Whether the sequence is held for this lease."""
+        held = self._held.get(sequence_id)
+        return held is not None and held.lease == lease
 
     def begin(self, sequence_id: str) -> None:
         """A call begins: until it ends the sequence is attended, however long that takes."""
@@ -31,36 +66,32 @@ class Presence:
             self._num_calls[sequence_id] = left
             return
         self._num_calls.pop(sequence_id, None)
-        if sequence_id in self._closed:
-            self._last_call_s[sequence_id] = time.monotonic()
+        if (held := self._held.get(sequence_id)) is not None:
+            held.last_call_s = time.monotonic()
 
     def end(self, sequence_id: str) -> None:
         """The sequence was closed: let whoever waits for it go on."""
-        self._last_call_s.pop(sequence_id, None)
-        event = self._closed.pop(sequence_id, None)
-        if event is not None:
-            event.set()
+        held = self._held.pop(sequence_id, None)
+        if held is not None:
+            held.ended.set()
 
     def end_all(self) -> None:
         """Every sequence was closed."""
-        for sequence_id in list(self._closed):
+        for sequence_id in list(self._held):
             self.end(sequence_id)
 
-    async def ended(self, sequence_id: str) -> bool:
-        """Wait until an attended sequence was closed (True) or nobody has called for it in time (False)."""
-        event = self._closed.get(sequence_id)
-        if event is None:
+    async def ended(self, sequence_id: str, lease: str) -> bool:
+        """Wait until the lease has ended (True) or nobody has called for its sequence in time (False)."""
+        held = self._held.get(sequence_id)
+        if held is None or held.lease != lease:
             return True
-        while not event.is_set():
-            if sequence_id in self._num_calls:
-                idle_s = 0.0
-            else:
-                idle_s = time.monotonic() - self._last_call_s.get(sequence_id, 0.0)
+        while not held.ended.is_set():
+            idle_s = 0.0 if sequence_id in self._num_calls else time.monotonic() - held.last_call_s
             if idle_s >= self._idle_timeout_s:
                 return False
             try:
                 async with asyncio.timeout(self._idle_timeout_s - idle_s + 0.01):
-                    await event.wait()
+                    await held.ended.wait()
             except TimeoutError:
                 continue  # somebody may have called meanwhile: look again
         return True

@@ -202,7 +202,7 @@ class Pool:
             return
         leader, endpoint = self._group.leader, await self._reached_at()
         generation, gone = self._group.generation, asyncio.Event()
-        key = f"{sequence_id}/{time.monotonic_ns()}"
+        key = f"{sequence_id}/{time.monotonic_ns()}"  # a sequence may come back before its former lease has ended
         self._leases[key] = (generation, gone)
         lost = asyncio.create_task(gone.wait())
         draining = asyncio.create_task(self._draining.wait())
@@ -210,12 +210,12 @@ class Pool:
         try:
             # A grant is a promise that the actor lives and will tell of the sequence's end, however early that comes:
             # calls with arguments may begin later than calls made after them, so the wait itself proves nothing.
-            if not await _answers(leader.attend.remote(sequence_id), ATTEND_S):
+            if not await _answers(leader.attend.remote(sequence_id, key), ATTEND_S):
                 self._mute = generation  # whoever asks next need not wait; `check_health` looks again
                 self._draw(trace, sequence_id, began_ns, "no answer")
                 yield Refused(f"{self._settings.name}: an actor of {self._tag} does not answer", self._tag)
                 return
-            closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id)))
+            closed = asyncio.create_task(_settle(leader.wait_closed.remote(sequence_id, key)))
             self._draw(trace, sequence_id, began_ns)
             # A call that is cancelled just while Serve sends an item leaves its generator at the `yield`, with no word.
             timer = asyncio.get_running_loop().call_later(TAKEN_S, self._abandon, key, leader, sequence_id)
@@ -242,7 +242,7 @@ class Pool:
     def _abandon(self, key: str, leader: Any, sequence_id: str) -> None:
         """The consumer of a lease went away: nobody else will free the sequence."""
         if self._leases.pop(key, None) is not None:
-            task = asyncio.create_task(_settle(leader.close.remote(sequence_id)))
+            task = asyncio.create_task(_settle(leader.close.remote(sequence_id, key)))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -22,7 +22,7 @@ import numpy as np
 from actors.engine.jobs import ReplicaFull
 from actors.grammar.known import UnknownGrammar
 from actors.messages import Draft, Enumeration, Origin, Verdict
-from actors.presence import Presence
+from actors.presence import NotHeld, Presence
 from actors.wire import access
 from actors.wire.access import Endpoint, Refused
 from actors.wire.codec import encode
@@ -102,7 +102,7 @@ class CallServer:
     def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes) -> None:
         try:
             call = self.handlers[kind](payload)
-        except UnknownGrammar as unknown:
+        except (UnknownGrammar, NotHeld) as unknown:
             call = Call(unknown.sequence_id, completed(_MISSING[kind]))
         except Exception as error:  # a payload that cannot be read, a worker that refuses
             log.exception("a call could not be started")

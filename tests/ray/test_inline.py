@@ -76,6 +76,12 @@ def with_groups(config: Config, body: Callable[[list[Group], list[Channel]], Awa
     asyncio.run(main())
 
 
+async def attended(groups: list[Group]) -> None:
+    """As by a pool that has leased the sequence."""
+    for group in groups:
+        await group.leader.attend.remote("s", "lease")
+
+
 async def frees_everything(group: Group, channel: Channel) -> None:
     await channel.call(Kind.CLOSE, encode_close("s", None))
     async with asyncio.timeout(30):
@@ -94,8 +100,10 @@ def test_three_tiers_with_the_small_one_in_the_actor_of_the_medium_one(ray_env: 
             return await verify(target, told, draft)
 
         for sampling in SETTINGS:
+            await attended(groups)
             plain, _ = await generated(lambda told: verify(target, told), sampling)
             await target.call(Kind.CLOSE, encode_close("s", None))
+            await attended(groups)
             ids, accepted = await generated(step, sampling)
             assert ids == plain
             assert accepted > NUM_TOKENS / 3
@@ -121,8 +129,10 @@ def test_a_drafter_in_rank_0_of_a_tensor_parallel_target_needs_one_call_a_round(
             return verdict
 
         for sampling in SETTINGS:
+            await attended(groups)
             plain, _ = await generated(lambda told: verify(target, told), sampling)
             await target.call(Kind.CLOSE, encode_close("s", None))
+            await attended(groups)
             ids, accepted = await generated(step, sampling)
             assert ids == plain
             assert accepted > NUM_TOKENS / 3
@@ -146,8 +156,10 @@ def test_a_tensor_parallel_target_drafts_for_itself_with_some_of_its_layers(
             return verdict
 
         for sampling in SETTINGS:
+            await attended(groups)
             plain, _ = await generated(lambda told: verify(target, told), sampling)
             await target.call(Kind.CLOSE, encode_close("s", None))
+            await attended(groups)
             ids, _ = await generated(step, sampling)
             assert ids == plain
             await frees_everything(groups[0], target)

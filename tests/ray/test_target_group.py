@@ -82,6 +82,12 @@ def with_group(group: TargetGroup, body: Callable[[TargetGroup], Awaitable[None]
     asyncio.run(main())
 
 
+async def leased(group: TargetGroup) -> Channel:
+    """A channel to the group, which expects calls for the sequence "s"."""
+    await group.leader.attend.remote("s", "lease")
+    return await Channel.connect(group.endpoint)
+
+
 async def verify(channel: Channel, context: Context, *drafts: Draft) -> Verdict:
     payload = encode_verify(context, [encode(draft) for draft in drafts], want_laws=False)
     return decode_verdict(await channel.call(Kind.VERIFY, payload))
@@ -158,7 +164,7 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
     truth = greedy_ids(model_path, 4)
 
     async def body(group: TargetGroup) -> None:
-        channel = await Channel.connect(group.endpoint)
+        channel = await leased(group)
         plain = await verify(channel, context_of(PROMPT))
         assert plain.error is None
         assert list(plain.tokens) == truth[:1]
@@ -169,8 +175,7 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
         # The second piece is a verdict read as a draft; it is wrong here unless the text repeats itself.
         assert list(verdict.tokens[:3]) == truth[1:4]
         assert verdict.num_accepted >= 2
-        await group.leader.attend.remote("s")
-        waiting = group.leader.wait_closed.remote("s")
+        waiting = group.leader.wait_closed.remote("s", "lease")
         await channel.call(Kind.CLOSE, encode_close("s", None))
         await asyncio.wait_for(waiting, 5)
         assert await group.check()
@@ -182,7 +187,7 @@ def test_a_group_verifies_like_the_whole_model_and_closes_sequences(ray_env: Non
 
 def test_a_single_rank_needs_no_process_group(ray_env: None, model_path: Path) -> None:
     async def body(group: TargetGroup) -> None:
-        verdict = await verify(await Channel.connect(group.endpoint), context_of(PROMPT))
+        verdict = await verify(await leased(group), context_of(PROMPT))
         assert list(verdict.tokens) == greedy_ids(model_path, 1)
 
     with_group(TargetGroup(spec_of(model_path, tensor_parallel_size=1)), body)
@@ -192,7 +197,7 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
     lost: list[int] = []
 
     async def body(group: TargetGroup) -> None:
-        old_channel = await Channel.connect(group.endpoint)
+        old_channel = await leased(group)
         before = await verify(old_channel, context_of(PROMPT))
         old_leader = group.leader
         os.kill(await group.ranks[1].pid.remote(), signal.SIGKILL)
@@ -205,7 +210,7 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
         assert group.leader is not old_leader
         with pytest.raises(ChannelLost):
             await verify(old_channel, context_of(PROMPT))
-        after = await verify(await Channel.connect(group.endpoint), context_of(PROMPT))
+        after = await verify(await leased(group), context_of(PROMPT))
         assert list(after.tokens) == list(before.tokens)
 
     with_group(TargetGroup(spec_of(model_path), on_lost=lost.append), body)
@@ -213,7 +218,7 @@ def test_one_dead_rank_takes_the_group_down_and_it_is_rebuilt_as_a_unit(ray_env:
 
 def test_a_stalled_rank_becomes_a_failure_within_the_step_timeout(ray_env: None, model_path: Path) -> None:
     async def body(group: TargetGroup) -> None:
-        channel = await Channel.connect(group.endpoint)
+        channel = await leased(group)
         stalled = await group.ranks[1].pid.remote()
         os.kill(stalled, signal.SIGSTOP)
         try:
@@ -225,7 +230,7 @@ def test_a_stalled_rank_becomes_a_failure_within_the_step_timeout(ray_env: None,
         finally:
             os.kill(stalled, signal.SIGKILL)
         assert await group.wait_ready(240)
-        assert (await verify(await Channel.connect(group.endpoint), context_of(PROMPT))).error is None
+        assert (await verify(await leased(group), context_of(PROMPT))).error is None
 
     with_group(TargetGroup(spec_of(model_path, step_timeout_s=8.0)), body)
 

@@ -24,13 +24,13 @@ class Leader:
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=getattr(self, f"on_{name}"))
 
-    async def on_attend(self, sequence_id: str) -> None:
+    async def on_attend(self, sequence_id: str, lease: str) -> None:
         self._ended[sequence_id] = asyncio.Event()
 
-    async def on_wait_closed(self, sequence_id: str) -> None:
+    async def on_wait_closed(self, sequence_id: str, lease: str) -> None:
         await self._ended[sequence_id].wait()
 
-    async def on_close(self, sequence_id: str) -> None:
+    async def on_close(self, sequence_id: str, lease: str = "") -> None:
         self.closed.append(sequence_id)
         self._ended[sequence_id].set()
 

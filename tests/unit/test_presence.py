@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.presence import Presence
+import pytest
+
+from actors.presence import NotHeld, Presence
 
 
 def test_a_closed_sequence_lets_its_waiter_go_on() -> None:
     async def run() -> bool:
         presence = Presence(idle_timeout_s=60)
-        presence.attend("a")
-        waiter = asyncio.create_task(presence.ended("a"))
+        presence.attend("a", "lease")
+        waiter = asyncio.create_task(presence.ended("a", "lease"))
         await asyncio.sleep(0)
         presence.end("a")
         return await waiter
@@ -22,10 +24,10 @@ def test_a_closed_sequence_lets_its_waiter_go_on() -> None:
 def test_a_sequence_that_ends_before_anybody_waits_for_it_lets_a_late_waiter_go_on() -> None:
     async def run() -> bool:
         presence = Presence(idle_timeout_s=60)
-        presence.attend("a")
+        presence.attend("a", "lease")
         presence.end("a")
         async with asyncio.timeout(5):
-            return await presence.ended("a")
+            return await presence.ended("a", "lease")
 
     assert asyncio.run(run())
 
@@ -33,9 +35,9 @@ def test_a_sequence_that_ends_before_anybody_waits_for_it_lets_a_late_waiter_go_
 def test_a_sequence_that_nobody_calls_ends_and_a_called_one_does_not() -> None:
     async def run() -> tuple[bool, bool]:
         presence = Presence(idle_timeout_s=1.0)
-        presence.attend("idle")
-        presence.attend("busy")
-        idle, busy = asyncio.create_task(presence.ended("idle")), asyncio.create_task(presence.ended("busy"))
+        presence.attend("idle", "lease")
+        presence.attend("busy", "lease")
+        idle, busy = (asyncio.create_task(presence.ended(name, "lease")) for name in ("idle", "busy"))
         for _ in range(150):
             presence.begin("busy")
             presence.finish("busy")
@@ -51,8 +53,8 @@ def test_a_sequence_with_a_call_under_way_is_never_idle() -> None:
         presence = Presence(idle_timeout_s=0.05)
         presence.begin("a")
         presence.begin("a")
-        presence.attend("a")
-        waiter = asyncio.create_task(presence.ended("a"))
+        presence.attend("a", "lease")
+        waiter = asyncio.create_task(presence.ended("a", "lease"))
         presence.finish("a")
         await asyncio.sleep(0.3)
         assert not waiter.done()
@@ -67,4 +69,32 @@ def test_a_call_that_ends_after_the_close_does_not_revive_the_sequence() -> None
     presence.begin("a")
     presence.end("a")
     presence.finish("a")
-    assert presence._last_call_s == presence._num_calls == {}
+    assert presence._held == presence._num_calls == {}
+
+
+def test_a_call_after_the_end_of_the_lease_is_refused_and_one_for_the_next_lease_is_not() -> None:
+    presence = Presence(idle_timeout_s=60)
+    with pytest.raises(NotHeld):
+        presence.check("a")
+    presence.attend("a", "first")
+    presence.check("a")
+    presence.end("a")
+    with pytest.raises(NotHeld):
+        presence.check("a")
+    presence.attend("a", "second")
+    presence.check("a")
+
+
+def test_a_second_lease_ends_the_first_and_outlives_its_late_close() -> None:
+    async def run() -> None:
+        presence = Presence(idle_timeout_s=60)
+        presence.attend("a", "first")
+        waiter = asyncio.create_task(presence.ended("a", "first"))
+        await asyncio.sleep(0)
+        presence.attend("a", "second")
+        assert await waiter
+        assert await presence.ended("a", "first")
+        assert not presence.is_for("a", "first")
+        assert presence.is_for("a", "second")
+
+    asyncio.run(run())

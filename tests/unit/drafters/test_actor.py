@@ -14,7 +14,9 @@ from actors.drafters.base import Drafter
 from actors.drafters.ngram import NgramDrafter
 from actors.messages import AheadPlan, Context, Draft, DraftShape, Enumeration, Ids, ReplicaStats
 from actors.spec import ModelSpec
-from actors.wire.codec import decode_enumeration, encode, encode_ahead
+from actors.wire.codec import decode_draft, decode_enumeration, encode, encode_ahead, encode_propose
+from actors.wire.frames import Kind
+from cluster.channel import Channel
 from tests.unit.drafters.conftest import context
 
 PLAN = AheadPlan(DraftShape(3), 4, 2, 100, 1.0)
@@ -64,7 +66,9 @@ def make_broken(model: ModelSpec, drafter: DrafterSpec) -> Drafter:
 def ask(factory: str, draft: Draft, plan: AheadPlan = PLAN) -> Enumeration:
     async def call() -> Enumeration:
         actor = DraftActor(ModelSpec(0, "x"), NgramSpec(), f"{__name__}:{factory}")
-        payload = encode_ahead(context(TEXT, 2), encode(draft), 1, plan)
+        asked = context(TEXT, 2)
+        await actor.attend(asked.sequence_id, "lease")
+        payload = encode_ahead(asked, encode(draft), 1, plan)
         return decode_enumeration(encode(actor._enumerate(payload).future.result()))
 
     return asyncio.run(call())
@@ -91,3 +95,25 @@ def test_a_drafter_that_cannot_draft_ahead_says_why() -> None:
 def test_a_drafter_that_breaks_costs_no_more_than_its_branches() -> None:
     found = ask("make_broken", Draft(np.array([3], np.int32)))
     assert (found.round, found.error, found.branches) == (1, "RuntimeError: broken", ())
+
+
+def test_a_call_that_comes_after_its_lease_has_ended_opens_nothing() -> None:
+    async def body() -> None:
+        actor = DraftActor(ModelSpec(0, "x"), NgramSpec(), f"{__name__}:make_ngram")
+        channel = await Channel.connect(await actor._server.listen("127.0.0.1"))
+        asked = context(TEXT, 2)
+
+        async def drafted() -> Draft:
+            return decode_draft(await channel.call(Kind.PROPOSE, encode_propose(asked, DraftShape(2))))
+
+        await actor.attend(asked.sequence_id, "first")
+        assert len((await drafted()).tokens) == 2
+        await actor.close(asked.sequence_id, "another")
+        assert len((await drafted()).tokens) == 2
+        await actor.close(asked.sequence_id, "first")
+        late = await drafted()
+        assert (len(late.tokens), late.prefix_missing) == (0, True)
+        assert (await actor.stats()).num_sequences == 0
+        channel.close()
+
+    asyncio.run(body())
