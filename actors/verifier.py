@@ -15,6 +15,7 @@ from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
 from actors.engine.jobs import Job, PrefixMissing, ReplicaFull, SequenceRejected
 from actors.engine.tree import depths
+from actors.few import within
 from actors.messages import (
     AheadPlan,
     Context,
@@ -120,10 +121,12 @@ class VerifyJob(Job):
         looking at it would bias the text (papers: truncating on a token's value). In a tree another id is fed in its
         place, for its rows, which nobody will look at, have siblings behind them.
         """
+        if within(self._ids, vocab_size):
+            return
         foreign = (self._ids < 0) | (self._ids >= vocab_size)
         if self._parents is not None:
             self._fed = np.where(foreign, np.int32(0), self._ids)
-        elif foreign.any():
+        else:
             first = int(np.argmax(foreign))
             self.clip(first + 1)
             self._num_fed = first
@@ -220,6 +223,9 @@ def concat_drafts(drafts: Sequence[Draft]) -> tuple[Ids, Laws | None, tuple[int,
     When only some pieces carry laws (a deterministic drafter beside a sampled one), the others' laws are
     one-hot.
     """
+    if len(drafts) == 1 and drafts[0].tokens.dtype == np.int32:
+        (draft,) = drafts
+        return draft.tokens, draft.laws, (draft.tier,) * len(draft.tokens)
     tiers = tuple(d.tier for d in drafts for _ in range(len(d.tokens)))
     ids = np.concatenate([d.tokens for d in drafts]) if drafts else np.empty(0, np.int32)
     laws = None

@@ -168,7 +168,7 @@ class RayLease:
                 continue
             assert isinstance(draft, RemoteDraft)
             try:
-                payloads.append(await asyncio.shield(draft.payload))
+                payloads.append(draft.payload.result() if draft.payload.done() else await asyncio.shield(draft.payload))
             except (ChannelLost, CallFailed) as error:
                 raise DraftLost(str(error)) from error
         return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws), trace)

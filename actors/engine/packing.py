@@ -15,6 +15,7 @@ from actors.messages import Halves
 
 _NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
 _NO_PARENTS: Int32s = np.empty(0, np.int32)
+FEW_PARTS, FEW_ROWS = 8, 16  # with more, or more rows of one, arrays are faster than plain numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ def pack(
     parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]] = (), moves: Sequence[Int32s] = ()
 ) -> StepInput:
     """One step of `parts`, in their order; `copies` are meant one after another, and so are `moves`."""
+    if len(parts) <= FEW_PARTS and all(
+        p.parents is None and p.given is None and len(p.ids) <= FEW_ROWS for p in parts
+    ):
+        return _few(parts, page_tokens, copies, moves)
     if not moves and all(len(p.ids) == 1 and p.num_logits == 1 and p.given is None for p in parts):
         return _decoding(parts, page_tokens, copies)
     features, feature_slots = _features(parts, page_tokens)
@@ -65,8 +70,46 @@ def pack(
     )
 
 
+def _few(
+    parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]], moves: Sequence[Int32s]
+) -> StepInput:
+    """The same for a few short chains.
+
+    Between two passes the caches are cold, and every library function that is called costs more than what it does:
+    plain numbers in one list, which becomes one array.
+    """
+    ids: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
+    cu_query, ends, cu_pages, logit_rows = [0], [], [0], []  # type: tuple[list[int], list[int], list[int], list[int]]
+    for part in parts:
+        end = part.start + len(part.ids)
+        ids += part.ids.tolist()
+        places += range(part.start, end)
+        first = part.start // page_tokens
+        pages = part.pages[first : (end - 1) // page_tokens + 1].tolist()
+        slots += [pages[at // page_tokens - first] * page_tokens + at % page_tokens for at in range(part.start, end)]
+        cu_query.append(len(ids))
+        ends.append(end)
+        cu_pages.append(cu_pages[-1] + len(part.pages))
+        logit_rows += range(len(ids) - part.num_logits, len(ids))
+    lists = (ids, places, slots, cu_query, ends, cu_pages, logit_rows)
+    packed = np.array([number for numbers in lists for number in numbers], np.int32)
+    arrays, start = [], 0
+    for numbers in lists:
+        arrays.append(packed[start : start + len(numbers)])
+        start += len(numbers)
+    return StepInput(
+        input_ids=arrays[0], positions=arrays[1], slots=arrays[2], cu_query=arrays[3], kv_len=arrays[4],
+        pages=parts[0].pages if len(parts) == 1 else np.concatenate([p.pages for p in parts]),
+        cu_pages=arrays[5], logit_rows=arrays[6],
+        copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else _NO_PAIRS,
+        moves=np.concatenate(moves) if moves else _NO_PAIRS, parents=_NO_PARENTS,
+    )
+
+
 def _decoding(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[int, int]]) -> StepInput:
-    """The same for a row of each sequence, which is most of all steps: plain numbers are faster than short arrays."""
+    """The same for a row of each of many sequences: plain numbers are faster than short arrays."""
     every = np.arange(len(parts) + 1, dtype=np.int32)
     starts = [p.start for p in parts]
     positions = np.array(starts, np.int32)

@@ -11,6 +11,7 @@ from actors.engine.jobs import Fork, Job, PrefixMissing, ReplicaFull, SequenceRe
 from actors.engine.kv.manager import KVManager
 from actors.engine.kv.vector import IntVector
 from actors.engine.tree import depths
+from actors.few import FEW, within
 from actors.messages import Context, Ids
 from actors.spec import ModelSpec
 
@@ -124,7 +125,7 @@ class SequenceTable:
         common = context.start + _num_common(sequence.ids.view(context.start), told)
         sequence.notes = job.recall(sequence.notes, common)
         now = job.draft_ids()
-        if len(draft) or len(now):
+        if not _same(draft, now):
             told = _told(context, now)
             common = context.start + _num_common(sequence.ids.view(context.start), told)
         self._rewind(sequence, job, told, common)
@@ -203,7 +204,7 @@ class SequenceTable:
         ids = context.tokens
         if ids.ndim != 1:
             raise SequenceRejected(f"tokens have the shape {ids.shape}; send a flat list of ids")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+        if not within(ids, self._vocab_size):
             raise SequenceRejected(f"a token id lies outside the vocabulary of {self._vocab_size}")
 
     def _open(self, context: Context) -> Sequence:
@@ -334,8 +335,15 @@ def _told(context: Context, draft: Ids) -> Ids:
     return np.concatenate([context.tokens, draft]) if len(draft) else context.tokens
 
 
+def _same(a: Ids, b: Ids) -> bool:
+    return len(a) == len(b) and _num_common(a, b) == len(a)
+
+
 def _num_common(a: Ids, b: Ids) -> int:
     """Length of the common prefix."""
     length = min(len(a), len(b))
+    if length <= FEW:
+        pairs = enumerate(zip(a[:length].tolist(), b[:length].tolist(), strict=True))
+        return next((index for index, (x, y) in pairs if x != y), length)
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length

@@ -17,16 +17,22 @@ Int32s = npt.NDArray[np.int32]
 _NUM_PARTS = 15
 
 
+# Of fields that most steps do not use: made once, for nobody writes to them.
+_NONE: Int32s = np.empty(0, np.int32)
+_NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
+_NO_FEATURES: Halves = np.empty((0, 0), np.float16)
+
+
 def _none() -> Int32s:
-    return np.empty(0, np.int32)
+    return _NONE
 
 
 def _no_pairs() -> Int32s:
-    return np.empty((0, 2), np.int32)
+    return _NO_PAIRS
 
 
 def _no_features() -> Halves:
-    return np.empty((0, 0), np.float16)
+    return _NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True)
