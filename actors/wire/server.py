@@ -111,7 +111,9 @@ class CallServer:
         if trace and self._spans is not None:
             call = replace(call, span=self._spans.begin(kind, trace, call.sequence_id))
             call.future.add_done_callback(call.span.stamp)  # type: ignore[union-attr]  # it has just been set
-        self.presence.begin(call.sequence_id)
+        self.presence.begin(call.sequence_id, caller)
+        if caller.gone:  # an emulated network brought the call later than the connection's end
+            self.presence.left(caller)
         if call.future.done():  # it needed no step
             self._reply(caller, number, call)
         else:
@@ -167,6 +169,7 @@ class _Caller(FrameProtocol):
         self._server = server
         self._nonce = secrets.token_bytes(access.NONCE_BYTES)
         self._known = False
+        self.gone = False  # the connection has ended
         self._started: OrderedDict[int, None] = OrderedDict()  # the latest calls, by number
         self._parser.max_payload_bytes = HANDSHAKE_BYTES
         self._patience = self._loop.call_later(HANDSHAKE_S, self._give_up)
@@ -177,8 +180,11 @@ class _Caller(FrameProtocol):
         self.send(Kind.HELLO, 0, access.hello(self._nonce))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The calls under way end by themselves; their sequences when their leases do."""
+        """The calls under way end by themselves; their sequences soon, unless they are called for in another way."""
         self._patience.cancel()
+        self.gone = True
+        if deserted := self._server.presence.left(self):
+            log.info("a coordinator's connection has ended, and %d sequences were called for over it", deserted)
 
     def on_frame(self, kind: int, call: int, payload: bytes) -> None:
         """Start a call, or check the caller's proof first."""

@@ -124,22 +124,35 @@ def _table(
     as_json: bool,
 ) -> set[str]:
     """Run what this service can have; the names of the kinds that it had."""
+    from cluster.bench.chaos import summary
     from cluster.bench.chaos.run import Run
     from cluster.bench.chaos.schedule import schedule
-    from cluster.bench.chaos.summary import add_figures
+    from cluster.bench.chaos.site import NotWhole
 
     able = [fault for fault in faults if not bench.site.able(fault)]
-    blows, found = schedule(able, runs, seed), list[Run]()
-    with bench_show.watcher(bench_show.screen(as_json)) as bar:
+    blows, found, console = schedule(able, runs, seed), list[Run](), bench_show.screen(as_json)
+    why = ""  # the rest is left out
+    with bench_show.watcher(console) as bar:
         bar.section(name, len(blows))
         for blow in blows:
             if end_s is not None and time.monotonic() > end_s:
-                findings.skip(f"{name}: {len(blows) - len(found)} of {len(blows)} runs", "--minutes were over")
+                why = "--minutes were over"
                 break
-            found.append(bench.run(blow))
+            try:
+                found.append(bench.run(blow))
+            except NotWhole as error:
+                why = str(error)
+                break
+            except KeyboardInterrupt:
+                why = "interrupted"
+                break
             bar.run_done()
+            if line := summary.remark(found[-1]):
+                console.print(escape(line), style="yellow" if found[-1].passed is None else "red")
+    if why:
+        findings.skip(f"{name}: {len(blows) - len(found)} of {len(blows)} runs", why)
     if found:
-        add_figures(findings, name, found)
+        summary.add_figures(findings, name, found)
     return {run.blow.fault.name for run in found}
 
 

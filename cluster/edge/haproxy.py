@@ -6,6 +6,10 @@ the machine, waits an hour for the head of a request, tells everybody the names 
 So each time Serve starts or reloads its HAProxy, the file is changed in place, and the real program takes over this
 process, as Serve expects.
 
+It also answers gRPC calls that no server takes in HTTP's words (500, which gRPC reads as UNKNOWN), and calls that come
+before it knows an application with NOT_FOUND. Both are UNAVAILABLE here, which clients try again. One status cannot be
+helped: when a server dies under an answer HAProxy resets the stream, and gRPC calls that CANCELLED.
+
 Whatever does not look as it did in the Serve that this was written for is refused, and nothing listens then.
 
 Run as a script too, isolated: imports nothing of the project.
@@ -30,6 +34,15 @@ _HTTP, _GRPC = "frontend http_frontend", "frontend grpc_frontend"
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen)\b")
 _BIND = re.compile(r"(\s*)bind (\*|[\w.:\[\]-]*):(\d+)( proto h2)?\s*", re.ASCII)
 _SOCKET = re.compile(r"(\s*stats socket \S+ )mode 666( level admin expose-fd listeners)")
+_GRPC_SERVER = re.compile(r"\s+server \S+ \S+ proto h2 ")
+_NO_APPLICATION = "backend default_grpc_backend"
+_APPLICATION = "req.hdr(application) -m str "  # in the rules that send calls to those that there are
+_NOT_YET = re.compile(r"( hdr grpc-status) 5 hdr grpc-message \"[^\"]*\"(.*)$")
+_UNTAKEN = [
+    f"    http-error status {status} content-type application/grpc hdr grpc-status 14 "
+    'hdr grpc-message "no server answers"' for status in (500, 502, 503, 504)
+]
+
 
 
 class Unsafe(Exception):
@@ -56,6 +69,11 @@ def made_safe(text: str, tls: Tls | None) -> str:
     for line in text.splitlines():
         if _SECTION.match(line):
             section = line.strip()
+        if section.startswith("backend ") and section not in seen and _GRPC_SERVER.match(line):
+            lines.extend(_UNTAKEN)
+            seen.add(section)
+        if section == _NO_APPLICATION and _APPLICATION not in text:
+            line = _NOT_YET.sub(r"\1 14 hdr grpc-message \"the service is starting\"\2", line)
         if line.lstrip().startswith("stats socket "):
             line, count = _SOCKET.subn(r"\1mode 600\2", line)
             if not count:

@@ -98,3 +98,65 @@ def test_a_second_lease_ends_the_first_and_outlives_its_late_close() -> None:
         assert presence.is_for("a", "second")
 
     asyncio.run(run())
+
+
+def test_a_sequence_ends_soon_after_the_connection_over_which_it_was_called_for() -> None:
+    async def run() -> None:
+        presence = Presence(idle_timeout_s=60, left_timeout_s=0.05)
+        mine, others = object(), object()
+        for name, caller in (("a", mine), ("under way", mine), ("b", others)):
+            presence.attend(name, "lease")
+            presence.begin(name, caller)
+            if name != "under way":  # its answer can be sent to nobody
+                presence.finish(name)
+        waiters = {name: asyncio.create_task(presence.ended(name, "lease")) for name in ("a", "under way", "b")}
+        await asyncio.sleep(0.1)
+        assert not any(waiter.done() for waiter in waiters.values())
+        assert presence.left(mine) == 2
+        async with asyncio.timeout(5):
+            assert await waiters["a"] is await waiters["under way"] is False
+        assert not waiters["b"].done()
+        presence.end("b")
+        assert await waiters["b"]
+
+    asyncio.run(run())
+
+
+def test_a_call_over_another_connection_keeps_the_sequence() -> None:
+    async def run() -> None:
+        presence = Presence(idle_timeout_s=60, left_timeout_s=0.2)
+        first, second = object(), object()
+        presence.attend("a", "lease")
+        presence.begin("a", first)
+        presence.finish("a")
+        waiter = asyncio.create_task(presence.ended("a", "lease"))
+        await asyncio.sleep(0)
+        assert presence.left(first) == 1
+        await asyncio.sleep(0)
+        presence.begin("a", second)
+        presence.finish("a")
+        assert presence.left(first) == 0
+        await asyncio.sleep(0.4)
+        assert not waiter.done()
+        presence.end("a")
+        assert await waiter
+
+    asyncio.run(run())
+
+
+def test_a_new_lease_does_not_end_with_the_connection_of_the_former_one() -> None:
+    async def run() -> None:
+        presence = Presence(idle_timeout_s=60, left_timeout_s=0.05)
+        caller = object()
+        presence.attend("a", "first")
+        presence.begin("a", caller)
+        presence.left(caller)
+        presence.attend("a", "second")
+        assert await presence.ended("a", "first")
+        waiter = asyncio.create_task(presence.ended("a", "second"))
+        await asyncio.sleep(0.2)
+        assert not waiter.done()
+        presence.end("a")
+        assert await waiter
+
+    asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from cluster.bench.chaos.faults import Promise
 from cluster.bench.chaos.judge import judge
 from cluster.bench.chaos.load import Ask, Clients, Load, answers, asks, long_asks
 from cluster.bench.chaos.run import Run
@@ -49,11 +50,11 @@ class Bench:
             raise RuntimeError("an undisturbed service answers otherwise with drafts than without")
 
     def run(self, blow: Blow) -> Run:
-        """One blow under load."""
+        """One blow under load. Raises `NotWhole` when there is no service to strike."""
         name, faults = blow.fault.name, []
         self.site.wait_whole()
         self.relay(name in RELAYED)
-        load = self.load()
+        load = self.load(resumed=blow.fault.promise is Promise.CUT)
         load.start()
         spoken = load.wait_spoken(SPOKEN_S)
         time.sleep(max(BEFORE_S, blow.after_s))
@@ -85,9 +86,11 @@ class Bench:
             faults.append(f"the pace was not back after {time.monotonic() - struck.at_s:.0f} s")
         return Run(blow, judgement, found, before, whole_s, tuple(faults), why_not)
 
-    def load(self) -> Load:
-        """The streams of every run, not begun yet."""
-        return Load(self._clients, self.site.address, self.asks, self._num_streams)
+    def load(self, *, resumed: bool) -> Load:
+        """The streams of every run, not begun yet. `resumed`: some are read by the client that goes on by itself."""
+        return Load(
+            self._clients, self.site.address, self.asks, self._num_streams, self._num_streams // 3 if resumed else 0
+        )
 
     def relay(self, on: bool) -> None:
         """Whether the wire of leases that are granted from now on goes through relays."""

@@ -10,7 +10,9 @@ class Promise(StrEnum):
     """What a stream under way may expect."""
 
     KEPT = "kept"  # it goes on, with the ids that the target alone would give
-    CUT = "cut"  # it may end with UNAVAILABLE, after a beginning of these ids; asked again it gives all of them
+    # It may end with one of `Fault.endings`, after a beginning of these ids. Asked again it gives all of them, as the
+    # project's own client does by itself, whose streams are kept.
+    CUT = "cut"
 
 
 class Need(StrEnum):
@@ -34,7 +36,7 @@ class Fault:
     lasts_s: tuple[float, float] = (0.0, 0.0)  # between; what is done at the end undoes it
     costs_draft: bool = False  # a replica of the draft pool is gone for a while
     costs_target: bool = False
-    refusals: tuple[str, ...] = ()  # further statuses of requests that come while it lasts
+    endings: tuple[str, ...] = ("UNAVAILABLE",)  # statuses of streams that are cut
 
 
 _TWO = frozenset({Need.DRAFTS, Need.COPIES})
@@ -49,14 +51,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault("kill_target_replica", "SIGKILL to a replica of the target pool", costs_target=True),
     Fault("kill_node", "SIGKILL to a node's raylet, and a new node", needs=_TWO | {Need.NODE}, costs_draft=True,
           costs_target=True),
+    # An HAProxy whose server dies under an answer resets the stream (RST_STREAM, CANCEL), for which gRPC has this word.
     Fault("kill_ingress", "SIGKILL to an ingress replica, its coordinator within", Promise.CUT,
-          needs=frozenset({Need.COORDINATORS})),
+          needs=frozenset({Need.COORDINATORS}), endings=("UNAVAILABLE", "CANCELLED")),
     Fault("kill_directory", "SIGKILL to the memory of prefixes", needs=frozenset({Need.COORDINATORS})),
     Fault("kill_controller", "SIGKILL to Serve's controller", needs=frozenset()),
-    # An HAProxy that has just started knows no application yet, and says so in Serve's words.
-    Fault("kill_proxy", "SIGKILL to HAProxy", Promise.CUT, needs=frozenset(), refusals=("NOT_FOUND",)),
-    Fault("kill_proxy_manager", "SIGKILL to the actor that manages HAProxy", Promise.CUT, needs=frozenset(),
-          refusals=("NOT_FOUND",)),
+    Fault("kill_proxy", "SIGKILL to HAProxy", Promise.CUT, needs=frozenset()),
+    Fault("kill_proxy_manager", "SIGKILL to the actor that manages HAProxy", Promise.CUT, needs=frozenset()),
     # Processes that stand still.
     Fault("stall_draft", "SIGSTOP to a draft actor, SIGCONT later", lasts_s=(1.0, 3.0)),
     Fault("stall_target", "SIGSTOP to rank 0 of a target replica, SIGCONT later", lasts_s=(0.5, 1.5)),

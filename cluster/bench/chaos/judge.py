@@ -11,7 +11,6 @@ from cluster.bench.chaos.timeline import longest_gap_s
 OK = "OK"
 LEFT = "LEFT"  # the client itself ended it, as it was told to
 HUNG = "HUNG"  # neither a finish nor a status in time: must never happen
-CUT = ("UNAVAILABLE",)  # statuses of a stream that ends with its coordinator or proxy
 
 
 @dataclass(slots=True)
@@ -27,6 +26,7 @@ class Stream:
     ended_s: float = 0.0
     moves: int = 0  # leases taken after the first
     degraded: dict[str, int] = field(default_factory=dict)  # rounds that went without a tier, by reason
+    resumed: bool = False  # by the project's own client, whenever it is cut: nothing may end it
 
     def under_way(self, at_s: float) -> bool:
         """Whether it had begun to speak at that time, and had not ended."""
@@ -59,7 +59,7 @@ def judge(
             broken.append(f"{stream.ask}: {wrong} tokens are lost, repeated or others ({stream.status})")
         if stream.status in (OK, LEFT):
             gaps.append(longest_gap_s(stream.times_s, blow_s))
-        elif may_end(stream, fault, blow_s):
+        elif may_end(stream, fault):
             num_cut += 1
         else:
             broken.append(f"{stream.ask}: {stream.status} after {len(stream.ids)} tokens: {stream.detail}")
@@ -68,11 +68,9 @@ def judge(
     )
 
 
-def may_end(stream: Stream, fault: Fault, blow_s: float) -> bool:
+def may_end(stream: Stream, fault: Fault) -> bool:
     """Whether a stream may end with the status that it has."""
-    if fault.promise is Promise.CUT and stream.status in CUT:
-        return True
-    return stream.status in fault.refusals and not stream.ids and stream.began_s > blow_s
+    return fault.promise is Promise.CUT and stream.status in fault.endings and not stream.resumed
 
 
 def wrong_tokens(stream: Stream, expected: Sequence[int]) -> int:

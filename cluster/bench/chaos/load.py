@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from cluster.bench.chaos.judge import HUNG, OK, Stream
 from cluster.bench.chaos.timeline import Tick
 from cluster.cli import client
 from cluster.cli.client import Options
+from cluster.client import AsyncClient, CallFailed, Origin, Retry
 from cluster.rpc import outrider_pb2 as pb
 from cluster.rpc import outrider_pb2_grpc
 
@@ -25,6 +26,7 @@ Answer = TypeVar("Answer")
 
 PATIENCE_S = 90.0  # of a stream: whatever dies, it must have an end by then
 GRACE_S = 10.0  # beyond it a client waits no more, and calls the stream hung
+PATIENT = Retry(attempts=200, resumptions=200, longest_s=1.0)  # whatever dies is back within `PATIENCE_S`
 PAUSE_S = 0.2  # before asking again after a failure
 PROMPTS = (
     "Invent a name for a horse and begin a surprising story about it.",
@@ -107,11 +109,15 @@ def answers(
 class Load:
     """`num_streams` clients, from `start` to `stop`."""
 
-    def __init__(self, clients: Clients, address: str, wanted: Sequence[Ask], num_streams: int) -> None:
+    def __init__(
+        self, clients: Clients, address: str, wanted: Sequence[Ask], num_streams: int, num_resumed: int = 0
+    ) -> None:
+        """`num_resumed`: of the clients, those that read through `cluster.client`, which resumes what is cut."""
         self._clients = clients
         self._address = address
         self._asks = wanted
         self._num_streams = num_streams
+        self._num_resumed = num_resumed
         self._ending = threading.Event()
         self._running: Future[None] | None = None
         self.ticks: list[Tick] = []
@@ -144,12 +150,13 @@ class Load:
     async def _ask(self, number: int) -> None:
         """One client: each request until it is answered, then the next."""
         turn = itertools.cycle([*self._asks[number % len(self._asks) :], *self._asks[: number % len(self._asks)]])
-        async with stub_of(self._address) as stub:
+        resumed = number < self._num_resumed
+        async with stub_of(self._address) as stub, AsyncClient(self._address, retry=PATIENT) as own:
             ask = next(turn)
             while not self._ending.is_set():
-                stream = Stream(ask.name, time.monotonic())
+                stream = Stream(ask.name, time.monotonic(), resumed=resumed)
                 self.streams.append(stream)
-                await read(stub, ask, self.ticks, stream)
+                await (read_resumed(own, ask, self.ticks, stream) if resumed else read(stub, ask, self.ticks, stream))
                 if stream.status == OK:
                     ask = next(turn)
                 else:  # a retry
@@ -179,20 +186,44 @@ async def read(
     return stream
 
 
+async def read_resumed(own: AsyncClient, ask: Ask, ticks: list[Tick], stream: Stream) -> None:
+    """One request to its end through the project's own client."""
+    chunks = own.stream(ask.message(), timeout_s=PATIENCE_S)
+    try:
+        async with asyncio.timeout(PATIENCE_S + GRACE_S), chunks:
+            async for chunk in chunks:
+                accepted = sum(token.origin is Origin.ACCEPTED for token in chunk.tokens)
+                _came(stream, [token.id for token in chunk.tokens], accepted, ticks)
+                if chunk.finish is not None:
+                    _finished(stream, chunk.finish.speculation)
+    except CallFailed as error:
+        stream.status, stream.detail = error.code.name, error.details
+    except TimeoutError:
+        stream.detail = f"still running {GRACE_S:g} s after its deadline"
+    finally:
+        stream.ended_s = time.monotonic()
+
+
 def note(stream: Stream, chunk: pb.GenerateChunk, ticks: list[Tick]) -> None:
     """What a chunk brings."""
-    now = time.monotonic()
-    if chunk.tokens:
-        stream.times_s.append(now)
-        stream.ids.extend(token.id for token in chunk.tokens)
-        accepted = sum(token.origin == pb.ORIGIN_ACCEPTED for token in chunk.tokens)
-        ticks.append(Tick(now, len(chunk.tokens), accepted))
+    accepted = sum(token.origin == pb.ORIGIN_ACCEPTED for token in chunk.tokens)
+    _came(stream, [token.id for token in chunk.tokens], accepted, ticks)
     if chunk.HasField("finish"):
-        stream.status = OK
-        figures = chunk.finish.speculation
-        stream.moves = figures.num_lease_moves
-        degraded: Mapping[str, int] = figures.num_degraded_by_reason
-        stream.degraded = dict(degraded)
+        _finished(stream, chunk.finish.speculation)
+
+
+def _came(stream: Stream, ids: Sequence[int], num_accepted: int, ticks: list[Tick]) -> None:
+    if ids:
+        now = time.monotonic()
+        stream.times_s.append(now)
+        stream.ids.extend(ids)
+        ticks.append(Tick(now, len(ids), num_accepted))
+
+
+def _finished(stream: Stream, figures: pb.SpeculationFigures) -> None:
+    stream.status = OK
+    stream.moves = figures.num_lease_moves
+    stream.degraded = dict(figures.num_degraded_by_reason)
 
 
 class stub_of:

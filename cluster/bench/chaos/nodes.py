@@ -34,12 +34,12 @@ class Node:
 
     def start(self) -> None:
         """Join; returns when Ray counts it. Raises TimeoutError."""
-        before = num_nodes()
+        before = alive_nodes()
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
         )
         end_s = time.monotonic() + JOIN_S
-        while num_nodes() <= before:
+        while not alive_nodes() - before:  # their number tells nothing: the former one may be taken for dead only now
             if time.monotonic() > end_s or self._process.poll() is not None:
                 raise TimeoutError(f"the second node has not joined within {JOIN_S:g} s")
             time.sleep(0.1)
@@ -82,6 +82,7 @@ class Node:
             return []
 
 
-def num_nodes() -> int:
-    """Nodes that Ray takes for alive."""
-    return sum(bool(node["Alive"]) for node in ray.nodes())  # type: ignore[no-untyped-call]
+def alive_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray takes for alive."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
+    return frozenset(node["NodeID"] for node in nodes if node["Alive"])

@@ -40,7 +40,7 @@ def soak(bench: Bench, blows: Iterator[Blow], duration_s: float, every_s: float,
     found, began_s = Soak(), time.monotonic()
     _pause(bench, found, began_s)
     while time.monotonic() - began_s < duration_s:
-        load = bench.load()
+        load = bench.load(resumed=True)
         load.start()
         running: list[Struck] = []
         for _ in range(PER_PAUSE):
@@ -110,6 +110,6 @@ def _explained(stream: Stream, struck: Sequence[tuple[Fault, float]]) -> bool:
     if stream.status in (OK, LEFT):
         return True
     return any(
-        stream.began_s <= at_s + FELT_S and at_s <= stream.ended_s and may_end(stream, fault, at_s)
+        stream.began_s <= at_s + FELT_S and at_s <= stream.ended_s and may_end(stream, fault)
         for fault, at_s in struck
     )

