@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-
 from cluster.bench.chaos.faults import Promise
 from cluster.bench.chaos.judge import judge
 from cluster.bench.chaos.load import Ask, Clients, Load, answers, asks, long_asks
@@ -12,12 +10,12 @@ from cluster.bench.chaos.run import Run
 from cluster.bench.chaos.schedule import Blow
 from cluster.bench.chaos.site import TARGET, NotWhole, Site
 from cluster.bench.chaos.strikes import RELAYED, STRIKES, Arms, NoVictim, Struck
-from cluster.bench.chaos.timeline import STEADY_S, Pace, pace, recovery_s
+from cluster.bench.chaos.timeline import Pace, pace, recovery_s
 
 MAX_TOKENS = 96  # of an answer
 BEFORE_S = 0.6  # of load, over which the pace before the fault is taken
 SPOKEN_S = 60.0  # until every client has tokens
-RECOVER_S = 60.0  # a service that has not recovered by then has not recovered
+RECOVER_S = 60.0  # after the fault, or after its last replica is back, a service has recovered within this time
 LONG_TOKENS = 600  # of a prompt that fills KV memory
 
 
@@ -65,11 +63,11 @@ class Bench:
                 struck = STRIKES[name](self.arms, blow)
                 before = pace(load.ticks, struck.at_s - BEFORE_S, struck.at_s)
                 self._undo(struck, blow)
-            self._await_recovery(load, before, struck)
+            self._await_recovery(load, before, struck.at_s, struck.at_s)
             struck.join()
             self.site.wait_whole()
             whole_s = time.monotonic() - struck.at_s
-            self._await_recovery(load, before, struck)
+            self._await_recovery(load, before, struck.at_s, time.monotonic())
         except NoVictim as error:
             why_not = str(error)
         except NotWhole as error:
@@ -101,19 +99,8 @@ class Bench:
         time.sleep(max(0.0, struck.at_s + blow.lasts_s - time.monotonic()))
         struck.undo()
 
-    def _await_recovery(self, load: Load, before: Pace, struck: Struck) -> None:
-        end_s = struck.at_s + RECOVER_S
-        while time.monotonic() < max(end_s, struck.at_s + STEADY_S):
-            if recovery_s(load.ticks, before, struck.at_s, time.monotonic()) is not None:
+    def _await_recovery(self, load: Load, before: Pace, blow_s: float, since_s: float) -> None:
+        while time.monotonic() < since_s + RECOVER_S:
+            if recovery_s(load.ticks, before, blow_s, time.monotonic()) is not None:
                 return
             time.sleep(0.1)
-
-
-def run_all(bench: Bench, blows: Iterable[Blow], on_run: Callable[[Run], None]) -> list[Run]:
-    """All blows, one after another."""
-    runs = []
-    for blow in blows:
-        run = bench.run(blow)
-        runs.append(run)
-        on_run(run)
-    return runs
