@@ -39,8 +39,8 @@ _NO_APPLICATION = "backend default_grpc_backend"
 _APPLICATION = "req.hdr(application) -m str "  # in the rules that send calls to those that there are
 _NOT_YET = re.compile(r"( hdr grpc-status) 5 hdr grpc-message \"[^\"]*\"(.*)$")
 _UNTAKEN = [
-    f"    http-error status {status} content-type application/grpc hdr grpc-status 14 "
-    'hdr grpc-message "no server answers"' for status in (500, 502, 503, 504)
+    f'    http-error status {status} hdr grpc-status 14 hdr grpc-message "no server answers"'
+    for status in (500, 502, 503, 504)
 ]
 
 
@@ -73,7 +73,7 @@ def made_safe(text: str, tls: Tls | None) -> str:
             lines.extend(_UNTAKEN)
             seen.add(section)
         if section == _NO_APPLICATION and _APPLICATION not in text:
-            line = _NOT_YET.sub(r"\1 14 hdr grpc-message \"the service is starting\"\2", line)
+            line = _NOT_YET.sub(r'\1 14 hdr grpc-message "the service is starting"\2', line)
         if line.lstrip().startswith("stats socket "):
             line, count = _SOCKET.subn(r"\1mode 600\2", line)
             if not count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+
 from cluster.bench.chaos.faults import Promise
 from cluster.bench.chaos.judge import judge
 from cluster.bench.chaos.load import Ask, Clients, Load, answers, asks, long_asks
