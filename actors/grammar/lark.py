@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from actors.grammar.grammar import BadGrammar, GrammarKind
 
@@ -35,17 +36,20 @@ def _schema(source: str) -> str:
         schema = json.loads(source)
         if not isinstance(schema, dict | bool):
             raise BadGrammar("the JSON schema must be an object")
-        options = {"whitespace_pattern": _WHITESPACE}
-        if isinstance(schema, dict):
-            given = schema.get("x-guidance", {})
-            schema = {**schema, "x-guidance": {**options, **(given if isinstance(given, dict) else {})}}
-        else:
-            schema = {"x-guidance": options} if schema else {"x-guidance": options, "enum": []}
-        return json.dumps(schema)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        return json.dumps(bounded(schema))
     except json.JSONDecodeError as error:
         raise BadGrammar(f"the JSON schema is no JSON: {error}") from error
     except RecursionError as error:
         raise BadGrammar("the JSON schema is nested too deeply: flatten it") from error
+
+
+def bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with an end to the space between two tokens, unless it says itself what that may be."""
+    given = schema.get("x-guidance", {})
+    options = {"whitespace_pattern": _WHITESPACE, **(given if isinstance(given, dict) else {})}
+    return {**schema, "x-guidance": options}
 
 
 def _pattern(source: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf import json_format
 
 from cluster.ingress.http.failures import Json
-from cluster.ingress.http.tools import Call, CallReader, ToolFormat
+from cluster.ingress.http.forced import Forced, ForcedReader
+from cluster.ingress.http.tools import Call, CallReader, More, ToolFormat
 from cluster.ingress.spelling import Spelling
 from cluster.rpc import outrider_pb2 as pb
 
@@ -41,9 +42,12 @@ class Reading:
     tool_names: tuple[str, ...] = ()
     only_one_call: bool = False
     logprobs: bool = False
+    forced: Forced | None = None  # the text is calls, and nothing else
 
-    def calls(self) -> CallReader:
+    def calls(self) -> CallReader | ForcedReader:
         """A fresh reader of calls."""
+        if self.forced is not None:
+            return self.forced.reader()
         return CallReader(self.tool_format, self.tool_names)
 
 
@@ -67,27 +71,38 @@ class ChatChoice:
         if ended:
             rest, late = self._reader.finish()
             text, calls = text + rest, calls + late
-        first = len(self._calls)
-        if self._reading.only_one_call:
-            calls = calls[: max(0, 1 - first)]
+        called = self._called(calls)
         self._texts.append(text)
-        self._calls += calls
         logprobs = self._chat_logprobs(chunk.tokens)
         delta: Json = {}
         if not self._began:
             delta["role"] = "assistant"
         if text or not self._began:
             delta["content"] = text
-        if calls:
-            delta["tool_calls"] = [{"index": first + i, **_call(call)} for i, call in enumerate(calls)]
+        if called:
+            delta["tool_calls"] = called
         events: list[Json] = []
-        if text or calls or logprobs or (ended and not self._began):
+        if text or called or logprobs or (ended and not self._began):
             self._began = True
             events.append(self._event(delta, logprobs))
         if ended:
-            self._reason = "tool_calls" if self._calls else _REASONS.get(chunk.finish.reason)
+            is_whole = bool(self._calls) and not self._reader.is_open
+            self._reason = "tool_calls" if is_whole else _REASONS.get(chunk.finish.reason)
             events.append(self._event({}, None))
         return events
+
+    def _called(self, found: Sequence[Call | More]) -> list[Json]:
+        """What a delta says of calls; they are kept for the whole message too."""
+        said: list[Json] = []
+        for each in found:
+            if isinstance(each, More):
+                last = self._calls[-1]
+                self._calls[-1] = replace(last, arguments=last.arguments + each.arguments)
+                said.append({"index": len(self._calls) - 1, "function": {"arguments": each.arguments}})
+            elif not (self._reading.only_one_call and self._calls):
+                self._calls.append(each)
+                said.append({"index": len(self._calls) - 1, **_call(each)})
+        return said
 
     def message(self) -> Json:
         """The whole choice, after its last chunk."""

@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.ingress.http.answers import ChatChoice, Head, Reading, TextChoice, usage
-from cluster.ingress.http.asks import Asks, chat_asks, chat_tools, completion_asks
+from cluster.ingress.http.asks import Asks, chat_asks, chat_tools, completion_asks, forced_calls
 from cluster.ingress.http.backend import Backend, Chunks, Endpoint, authorization, check_model, explained
 from cluster.ingress.http.body import read_body
 from cluster.ingress.http.failures import Json
 from cluster.ingress.http.fields import ChatBody, Common, CompletionBody
+from cluster.ingress.http.forced import blaming_tools
 from cluster.ingress.http.live import Live
 from cluster.ingress.http.page import page_routes
 from cluster.ingress.http.streams import Events, side_by_side
@@ -76,9 +77,13 @@ class Generations:
         reading = Reading(
             codec.spelling, codec.tool_format, tuple(tool["function"]["name"] for tool in chat_tools(body, codec)),
             only_one_call=body.parallel_tool_calls is False, logprobs=bool(body.logprobs),
+            forced=forced_calls(body, codec),
         )
         choices = [ChatChoice(index, reading) for index in range(len(asks.requests))]
-        return await self._answer(body, asks, choices, head, "chat.completion", self._streams(asks, request, caller))
+        streams = self._streams(asks, request, caller)
+        if reading.forced is not None:
+            streams = [blaming_tools(stream) for stream in streams]
+        return await self._answer(body, asks, choices, head, "chat.completion", streams)
 
     async def completion(self, request: Request, caller: str | None) -> Response:
         """Completions of one or several prompts."""

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.checks import InvalidRequest
+from cluster.ingress.checks import MAX_NAMED, InvalidRequest
 from cluster.ingress.http.fields import ChatBody, Common, CompletionBody, Message, NamedTool
-from cluster.ingress.http.grammar import grammar_of, set_grammar
+from cluster.ingress.http.forced import MAX_CALLS, Forced, arguments_schema
+from cluster.ingress.http.grammar import Form, grammar_of, set_grammar
 from cluster.ingress.http.tools import ToolFormat
 from cluster.ingress.tokenizing import TextCodec
 from cluster.rpc import outrider_pb2 as pb
@@ -38,7 +39,15 @@ def chat_asks(body: ChatBody, codec: TextCodec, request_id: str) -> Asks:
         raise InvalidRequest("top_logprobs is set without logprobs: set logprobs to true", "top_logprobs")
     if body.logprobs:
         request.sampling.num_logprobs = body.top_logprobs or 0
-    set_grammar(request, grammar_of(body.response_format, body.grammar))
+    form, forced = grammar_of(body.response_format, body.grammar), forced_calls(body, codec)
+    if forced is not None:
+        if form is not None:
+            raise InvalidRequest(f"tool_choice forces a call, so {form.param} cannot hold: drop one of the two",
+                                 "tool_choice")
+        if body.ignore_eos:
+            raise InvalidRequest("tool_choice forces a call, which ends by itself: drop ignore_eos", "ignore_eos")
+        form = Form("ebnf", forced.grammar(), "tools")
+    set_grammar(request, form)
     ids = codec.encode_messages([_turn(index, message) for index, message in enumerate(body.messages)], tools or None)
     request.token_ids.ids.extend(ids)
     return _numbered([request], body, request_id)
@@ -70,12 +79,26 @@ def chat_tools(body: ChatBody, codec: TextCodec) -> list[dict[str, Any]]:
         raise InvalidRequest("tool_choice is set without tools: drop it or send tools", "tool_choice")
     if not body.tools or body.tool_choice == "none":
         return []
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-        raise InvalidRequest('a call of a tool cannot be forced here: use "auto" or "none"', "tool_choice",
-                             "unsupported_value")
     if codec.tool_format is ToolFormat.NONE:
         raise InvalidRequest("this model's chat template knows no tools: drop them", "tools", "unsupported_parameter")
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
+
+
+def forced_calls(body: ChatBody, codec: TextCodec) -> Forced | None:
+    """What `tool_choice` leaves no choice about; None: the model may call a tool or not. Raises `InvalidRequest`."""
+    choice, tools = body.tool_choice, list(enumerate(body.tools or ()))
+    if isinstance(choice, NamedTool):
+        tools = [(i, tool) for i, tool in tools if tool.function.name == choice.function.name][:1]
+        if not tools:
+            known = ", ".join(tool.function.name for tool in (body.tools or ())[:MAX_NAMED])
+            raise InvalidRequest(f"tool_choice names {choice.function.name[:64]!r}, which is not among tools: "
+                                 f"choose one of {known}", "tool_choice")
+    elif choice != "required":
+        return None
+    return Forced(
+        [(tool.function.name, arguments_schema(i, tool.function.parameters)) for i, tool in tools], codec.tool_format,
+        num_calls=1 if isinstance(choice, NamedTool) or body.parallel_tool_calls is False else MAX_CALLS,
+    )
 
 
 def _numbered(requests: Iterable[pb.GenerateRequest], body: Common, request_id: str) -> Asks:

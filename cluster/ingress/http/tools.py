@@ -37,6 +37,13 @@ class Call:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
+@dataclass(frozen=True, slots=True)
+class More:
+    """What follows of the arguments of the call that came last."""
+
+    arguments: str
+
+
 def tool_format(template: str | None) -> ToolFormat:
     """What a chat template says about calls."""
     if not template or "tools" not in _LITERAL.sub("", "".join(_CODE.findall(template))):
@@ -58,9 +65,13 @@ class CallReader:
         self._held = ""
         self._began = False  # something other than space was handed on, or a call
         self._after_call = False  # space that follows a call belongs to it
-        self.num_calls = 0
 
-    def push(self, text: str) -> tuple[str, list[Call]]:
+    @property
+    def is_open(self) -> bool:
+        """Whether a call was told whose arguments are not: never, calls are told whole."""
+        return False
+
+    def push(self, text: str) -> tuple[str, list[Call | More]]:
         """(text that is none of a call's, calls that are complete)."""
         if self._form in (ToolFormat.NONE, ToolFormat.UNKNOWN):
             return text, []
@@ -71,12 +82,11 @@ class CallReader:
             return self._take(len(self._held)), []
         return self._tagged()
 
-    def finish(self) -> tuple[str, list[Call]]:
+    def finish(self) -> tuple[str, list[Call | More]]:
         """The rest, at the end of the stream."""
         held, self._held = self._held.lstrip() if self._after_call else self._held, ""
         calls = [] if self._began or not held else _bare_calls(held, self._names)
-        self.num_calls += len(calls)
-        return ("", calls) if calls else (held, [])
+        return ("", [*calls]) if calls else (held, [])
 
     def _is_bare(self) -> bool:
         """Whether all so far may be the beginning of a bare call."""
@@ -86,9 +96,9 @@ class CallReader:
                 return True
         return text[:1] in ("", "{", "[")
 
-    def _tagged(self) -> tuple[str, list[Call]]:
+    def _tagged(self) -> tuple[str, list[Call | More]]:
         parts: list[str] = []
-        calls: list[Call] = []
+        calls: list[Call | More] = []
         while True:
             if self._after_call:
                 self._held = self._held.lstrip()
@@ -109,7 +119,6 @@ class CallReader:
             calls.append(found)
             self._held = self._held[end + len(_CLOSE) :]
             self._began = self._after_call = True
-        self.num_calls += len(calls)
         return "".join(parts), calls
 
     def _take(self, length: int) -> str:

@@ -105,6 +105,40 @@ def test_json_schema_holds_streamed_and_whole(api: openai.OpenAI) -> None:
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.message.content
 
 
+def test_a_call_that_is_forced_is_made_streamed_and_whole(api: openai.OpenAI) -> None:
+    def tool(name: str, *cities: str) -> Any:
+        schema = {"type": "object", "properties": {"city": {"enum": cities}}, "required": ["city"],
+                  "additionalProperties": False}
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+    tools = [tool("weather", "Rome", "Oslo"), tool("time", "Lima", "Quito")]
+    for choice, names in (("required", {"weather", "time"}),
+                          ({"type": "function", "function": {"name": "time"}}, {"time"})):
+        asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 500, "temperature": 1.0, "seed": 4,
+                      "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+        whole = api.chat.completions.create(**asked)
+        assert (whole.choices[0].finish_reason, whole.choices[0].message.content) == ("tool_calls", None)
+        (call,) = whole.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name in names
+        cities = ("Rome", "Oslo") if call.function.name == "weather" else ("Lima", "Quito")
+        assert json.loads(call.function.arguments)["city"] in cities
+        assert whole.usage
+        assert whole.usage.completion_tokens_details
+        assert whole.usage.completion_tokens_details.accepted_prediction_tokens, "no draft was accepted: inconclusive"
+        name, arguments = "", ""
+        for event in api.chat.completions.create(**asked, stream=True):
+            for piece in event.choices[0].delta.tool_calls or []:
+                assert piece.function
+                name, arguments = name + (piece.function.name or ""), arguments + (piece.function.arguments or "")
+        assert event.choices[0].finish_reason == "tool_calls"
+        assert (name, arguments) == (call.function.name, call.function.arguments)
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {"type": "null"}}}}
+    with pytest.raises(openai.BadRequestError, match="a schema among tools cannot be used: ") as raised:
+        api.chat.completions.create(**{**asked, "tools": [bad], "tool_choice": "required"})
+    assert raised.value.param == "tools"
+
+
 def test_a_client_that_leaves_frees_everything(api: openai.OpenAI, service: Service) -> None:
     endless: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 900, "temperature": 1.0,
                     "extra_body": {"ignore_eos": True}}

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from cluster.ingress.auth import Unauthenticated
+from cluster.ingress.checks import InvalidRequest
 from cluster.ingress.errors import QueueFull
 from tests.unit.ingress.http.conftest import Scripted
 
@@ -246,10 +247,14 @@ async def test_models_and_health(scripted: Scripted) -> None:
 @pytest.mark.asyncio
 async def test_the_callers_trace_goes_on_to_the_generation(scripted: Scripted) -> None:
     message: Any = {"role": "user", "content": "Hi"}
-    await scripted.client().chat.completions.create(
-        model="tiny", messages=[message], extra_headers={"Traceparent": "00-1-2-01"}
-    )
-    assert scripted.headers[0]["traceparent"] == "00-1-2-01"
+    client, asked = scripted.client(), {"model": "tiny", "messages": [message]}
+    http: Any = client._client
+    for path, body in (("chat/completions", asked | {"n": 2}), ("completions", {"model": "tiny", "prompt": ["a", "b"]}),
+                       ("outrider/generate", asked), ("chat/completions", asked | {"stream": True})):
+        scripted.headers.clear()
+        await http.post(f"http://here/v1/{path}", json=body, headers={"Traceparent": "00-1-2-01"})
+        assert scripted.headers, path
+        assert {each["traceparent"] for each in scripted.headers} == {"00-1-2-01"}, path
 
 
 @pytest.mark.asyncio
@@ -337,5 +342,68 @@ async def test_the_template_shows_tools_and_earlier_calls(calling: Callable[[str
     assert "tool\nsun" in prompt
     await client.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="none")
     assert "weather" not in scripted.codec._tokenizer.decode(scripted.seen[-1].prompt_ids)
-    with pytest.raises(openai.BadRequestError, match="cannot be forced"):
-        await client.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="required")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_a_forced_call_is_told_piece_by_piece(calling: Callable[[str], Scripted], choice: Any) -> None:
+    scripted = calling(CALL)
+    asked: Any = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "tool_choice": choice}
+    whole = (await scripted.client().chat.completions.create(**asked)).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    (call,) = whole.message.tool_calls or []
+    assert (call.type, call.type == "function" and call.function.arguments) == ("function", '{"city": "Rome"}')
+    grammar = scripted.seen[0].sampling.grammar
+    assert grammar
+    assert '\\"weather\\"' in grammar.source
+    pieces: list[Any] = []
+    async for event in await scripted.client().chat.completions.create(**asked, stream=True):
+        assert not event.choices[0].delta.content
+        pieces += event.choices[0].delta.tool_calls or []
+    assert (pieces[0].index, pieces[0].function.name, bool(pieces[0].id)) == (0, "weather", True)
+    assert [piece.id for piece in pieces[1:]] == [None] * (len(pieces) - 1)
+    assert len(pieces) > 1
+    assert "".join(piece.function.arguments for piece in pieces) == '{"city": "Rome"}'
+    assert event.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.asyncio
+async def test_a_forced_call_that_is_cut_short_is_no_whole_call(calling: Callable[[str], Scripted]) -> None:
+    scripted = calling(CALL[:50])
+    whole = await scripted.client().chat.completions.create(
+        model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="required")
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].message.tool_calls
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("more", "param", "says"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice",
+         "tool_choice names 'other', which is not among tools: choose one of weather"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice",
+         "tool_choice forces a call, so response_format cannot hold: drop one of the two"),
+        ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos", "drop ignore_eos"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"type": "string"}}}]},
+         "tools[0].function.parameters", "arguments are an object"),
+    ],
+)
+async def test_what_cannot_be_forced_is_refused(
+    calling: Callable[[str], Scripted], more: dict[str, Any], param: str, says: str
+) -> None:
+    asked: Any = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], **more}
+    with pytest.raises(openai.BadRequestError, match=says) as raised:
+        await calling("hi").client().chat.completions.create(**asked)
+    assert raised.value.param == param
+
+
+@pytest.mark.asyncio
+async def test_a_grammar_that_cannot_be_made_of_tools_is_said_of_them(calling: Callable[[str], Scripted]) -> None:
+    scripted = calling("hi")
+    scripted.error = InvalidRequest("ebnf cannot be used: too complex")
+    with pytest.raises(openai.BadRequestError, match="a schema among tools cannot be used: too complex") as raised:
+        await scripted.client().chat.completions.create(
+            model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="required")
+    assert raised.value.param == "tools"
