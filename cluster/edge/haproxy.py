@@ -2,9 +2,9 @@
 
 Serve 2.60 lets one name the program it starts (`RAY_SERVE_HAPROXY_BINARY_PATH`): this file is that program. What Serve
 writes opens a statistics page and a metrics port on all interfaces, makes the admin socket writable for every user of
-the machine, waits an hour for the head of a request, tells everybody the names of its applications, and knows no TLS.
-So each time Serve starts or reloads its HAProxy, the file is changed in place, and the real program takes over this
-process, as Serve expects.
+the machine, waits an hour for the head of a request and for ever for the message of a call, tells everybody the names
+of its applications, and knows no TLS. So each time Serve starts or reloads its HAProxy, the file is changed in place,
+and the real program takes over this process, as Serve expects.
 
 It also answers gRPC calls that no server takes in HTTP's words (500, which gRPC reads as UNKNOWN), and calls that come
 before it knows an application with NOT_FOUND. Both are UNAVAILABLE here, which clients try again. One status cannot be
@@ -27,6 +27,10 @@ CERT, KEY, CLIENT_CA = "OUTRIDER_TLS_CERT", "OUTRIDER_TLS_KEY", "OUTRIDER_TLS_CL
 HTTPS_PORT = "OUTRIDER_TLS_HTTPS_PORT"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HEAD_TIMEOUT_S = 30  # to send the head of a request
+MESSAGE_TIMEOUT_S = 10  # to send the message of a call, or its first buffer full
+STALL_TIMEOUT_S = 300  # of a client that neither sends the rest of its message nor takes what it is sent
+MOST_HEADERS = 600  # more than gRPC's own limit of metadata has room for: gRPC refuses too many, and says why
+WHOLE_BYTES = 12_000  # messages that HAProxy has read to their end when it looks at them; its buffer is a bit larger
 HEALTH = "/-/healthz"
 CALLS = ("/outrider.v1.Outrider/", "/ray.serve.RayServeAPIService/Healthz")  # all that the gRPC port is for
 _INSIDE = ("frontend prometheus", "listen stats")  # sections for nobody outside this machine
@@ -42,7 +46,18 @@ _UNTAKEN = [
     f'    http-error status {status} hdr grpc-status 14 hdr grpc-message "no server answers"'
     for status in (500, 502, 503, 504)
 ]
-
+# gRPC starts a call with its message, and would wait for it until the caller's deadline, or for ever: HAProxy waits for
+# it first. The message has a head of five bytes, the last four of which say how many follow.
+_MESSAGES = (
+    f"timeout client {STALL_TIMEOUT_S}s",
+    'http-error status 408 hdr grpc-status 4 hdr grpc-message "no message came in time"',
+    f"http-request wait-for-body time {MESSAGE_TIMEOUT_S}s",
+    'http-request set-var(txn.claimed) req.body,bytes(1,4),be2dec("",4)',
+    f"acl is_whole req.body_len ge {WHOLE_BYTES}",  # as far as can be seen
+    "acl is_whole req.body_len,sub(5),sub(txn.claimed) ge 0",
+    ('http-request return status 200 content-type application/grpc hdr grpc-status 3 hdr grpc-message '
+     '"send one whole message" if { req.body_len lt 5 } || !is_whole'),
+)
 
 
 class Unsafe(Exception):
@@ -84,6 +99,9 @@ def made_safe(text: str, tls: Tls | None) -> str:
             if section == "defaults" and line.strip() == "mode http":
                 lines.append(f"    timeout http-request {HEAD_TIMEOUT_S}s")
                 seen.add("defaults")
+            if line.strip() == "global":
+                lines.append(f"    tune.http.maxhdr {MOST_HEADERS}")
+                seen.add("global")
             continue
         bind = _BIND.fullmatch(line)
         if bind is None or section not in (*_INSIDE, _HTTP, _GRPC) or section in seen:
@@ -91,7 +109,7 @@ def made_safe(text: str, tls: Tls | None) -> str:
         seen.add(section)
         indent, host, port, protocol = bind.groups(default="")
         lines.extend(_bound(section, indent, f"{host}:{port}{protocol}", port, tls))
-    missing = {"socket", "defaults", _HTTP, *_INSIDE} - seen
+    missing = {"global", "socket", "defaults", _HTTP, *_INSIDE} - seen
     if missing:
         raise Unsafe(f"not found: {', '.join(sorted(missing))}")
     return "\n".join(lines) + "\n"
@@ -107,7 +125,7 @@ def _bound(section: str, indent: str, where: str, port: str, tls: Tls | None) ->
             f'{indent}http-request return status 200 content-type application/grpc hdr grpc-status 12 hdr grpc-message '
             f'"there is no such method" if !{{ path_beg {" ".join(CALLS)} }}'
         )
-        return [plain if tls is None else f"{plain} {tls.on('h2')}", other]
+        return [plain if tls is None else f"{plain} {tls.on('h2')}", other, *(indent + line for line in _MESSAGES)]
     if tls is None:
         return [plain]
     both = tls.on("h2,http/1.1")

@@ -33,48 +33,52 @@ def call_head(token: str, path: bytes, *, kind: bytes = b"application/grpc", ext
     ))
 
 
-def attempts(seed: int, count: int, token: str) -> list[tuple[bytes, bool]]:
-    """What to send after connecting; and whether the other end must answer or hang up without waiting for more."""
+NOW, LATER, NEVER = "now", "later", "never"  # when an answer is due: to what was sent, after a timeout, not at all
+
+
+def attempts(seed: int, count: int, token: str) -> list[tuple[bytes, str]]:
+    """What to send after connecting; and when the other end must answer or hang up."""
     rng = random.Random(seed)
     path = b"/outrider.v1.Outrider/Generate"
     opened = PREFACE + frame(SETTINGS, 0, 0, b"")
-    found: list[tuple[bytes, bool]] = []
+    found: list[tuple[bytes, str]] = []
     for _ in range(count):
         head = frame(HEADERS, END_HEADERS, 1, call_head(token, path))
         message = b"\x0a\x01x"
         match rng.randrange(10):
             case 0:
-                found.append((rng.randbytes(rng.choice((24, 200, 5000))), False))
+                found.append((rng.randbytes(rng.choice((24, 200, 5000))), NEVER))
             case 1:
-                found.append((b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", True))
+                found.append((b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", NOW))
             case 2:  # a message that claims more bytes than come, then the end of the stream
                 lie = struct.pack(">BI", 0, rng.choice((4, 1000, 2**31, 2**32 - 1))) + message
-                found.append((opened + head + frame(DATA, END_STREAM, 1, lie), False))  # gRPC waits for the rest
+                found.append((opened + head + frame(DATA, END_STREAM, 1, lie), NEVER))  # gRPC waits for the rest
             case 3:  # compressed, by its own account
                 flagged = struct.pack(">BI", rng.choice((1, 2, 255)), len(message)) + message
-                found.append((opened + head + frame(DATA, END_STREAM, 1, flagged), True))
+                found.append((opened + head + frame(DATA, END_STREAM, 1, flagged), NOW))
             case 4:  # another content type
                 other = frame(HEADERS, END_HEADERS, 1, call_head(token, path, kind=b"text/html"))
                 body = struct.pack(">BI", 0, len(message)) + message
-                found.append((opened + other + frame(DATA, END_STREAM, 1, body), True))
+                found.append((opened + other + frame(DATA, END_STREAM, 1, body), NOW))
             case 5:  # frames whose lengths lie
-                found.append((opened + frame(rng.randrange(10), 0, 1, rng.randbytes(20), 2**24 - 1), False))
+                found.append((opened + frame(rng.randrange(10), 0, 1, rng.randbytes(20), 2**24 - 1), NEVER))
             case 6:  # headers that are no HPACK
-                found.append((opened + frame(HEADERS, END_HEADERS | END_STREAM, 1, rng.randbytes(60)), True))
-            case 7:  # a stream that is begun and never ended
-                found.append((opened + head, False))
+                found.append((opened + frame(HEADERS, END_HEADERS | END_STREAM, 1, rng.randbytes(60)), NOW))
+            case 7:  # a stream that is begun and never ended, at once or with a part of its message
+                part = frame(DATA, 0, 1, struct.pack(">BI", 0, len(message)) + message[:rng.randrange(3)])
+                found.append((opened + head + rng.choice((b"", part)), LATER))
             case 8:  # many streams opened and reset at once
                 burst = b"".join(
                     frame(HEADERS, END_HEADERS, 2 * i + 1, call_head(token, path))
                     + frame(RST, 0, 2 * i + 1, struct.pack(">I", 8))
                     for i in range(100)
                 )
-                found.append((opened + burst, False))
+                found.append((opened + burst, NEVER))
             case _:  # a timeout that is none
                 odd = header(b"grpc-timeout", rng.choice((b"-5S", b"99999999999H", b"xS", b"")))
                 asked = frame(HEADERS, END_HEADERS, 1, call_head(token, path, extra=odd))
                 body = struct.pack(">BI", 0, len(message)) + message
-                found.append((opened + asked + frame(DATA, END_STREAM, 1, body), True))
+                found.append((opened + asked + frame(DATA, END_STREAM, 1, body), NOW))
     return found
 
 

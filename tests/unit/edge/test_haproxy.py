@@ -77,6 +77,7 @@ def test_statistics_metrics_and_admin_socket_are_for_nobody_else(text: str) -> N
     assert "grpc-status 12" in safe and "if !{ path_beg /outrider.v1.Outrider/ " in safe
     assert "mode 666" in text and "mode 666" not in safe and "mode 600 level admin" in safe
     assert f"timeout http-request {haproxy.HEAD_TIMEOUT_S}s" in safe
+    assert f"wait-for-body time {haproxy.MESSAGE_TIMEOUT_S}s" in safe
 
 
 @pytest.mark.parametrize("application", [True, False])
