@@ -1,4 +1,4 @@
-"""What the kustomize overlays render is valid for KubeRay's schemas, for Serve's, and for our configuration."""
+"""What the kustomize overlays render is valid for KubeRay, the Gateway API and Serve, and for our configuration."""
 
 from __future__ import annotations
 
@@ -21,19 +21,28 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.app import pool_options
 from cluster.config import Config, ConfigError, load_config
 from cluster.edge import haproxy
+from tests.gateway_api import SCHEMAS as GATEWAY_API
 
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 SCHEMAS = ROOT.parent / "shared" / "data" / "kuberay"
 OVERLAYS = sorted(path.parent.name for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))
+OTHERS = {  # kinds that a cluster with KubeRay alone does not know, by the overlays that need them
+    "cpu": set[str](), "one-node": set[str](), "mixed-gpus": {"gateway.networking.k8s.io", "monitoring.coreos.com"},
+}
 IMAGE = re.compile(r"outrider:(?P<tag>[\w.]+)$")
 
 
 @pytest.fixture(scope="module", params=OVERLAYS)
 def rendered(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return render(request.param)
+
+
+def render(overlay: str) -> list[dict[str, Any]]:
+    """The objects of an overlay."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: overlays cannot be rendered")
-    folder = KUSTOMIZE / "overlays" / request.param
+    folder = KUSTOMIZE / "overlays" / overlay
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
@@ -205,6 +214,72 @@ def test_pods_run_without_privileges_and_hold_no_secret(rendered: list[dict[str,
     assert not [thing for thing in rendered if thing["kind"] == "Secret"]
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_needs_no_kinds_but_those_that_the_readme_names(overlay: str) -> None:
+    known = {"", "apps", "policy", "networking.k8s.io", "ray.io"}
+    groups = {thing["apiVersion"].rpartition("/")[0] for thing in render(overlay)}
+    assert groups - known == OTHERS[overlay]
+    (row,) = [line for line in (ROOT / "deploy" / "README.md").read_text().splitlines() if f"| `{overlay}` |" in line]
+    assert ("Gateway API" in row, "Prometheus operator" in row) == (bool(OTHERS[overlay]),) * 2
+
+
+def test_everything_is_in_one_namespace(rendered: list[dict[str, Any]]) -> None:
+    spaces = {(thing["kind"], thing["metadata"].get("namespace")) for thing in rendered}
+    assert {space for kind, space in spaces if kind != "Namespace"} == {"outrider"}
+
+
+def gateway_objects() -> dict[str, dict[str, Any]]:
+    return {thing["kind"]: thing for thing in render("mixed-gpus") if thing["apiVersion"].startswith("gateway.")}
+
+
+def test_the_gateway_is_what_its_api_takes_and_leads_to_the_serve_service_over_tls() -> None:
+    objects = gateway_objects()
+    assert objects.keys() == GATEWAY_API.keys()
+    for kind, thing in objects.items():
+        jsonschema.validate(thing, GATEWAY_API[kind])
+    route, policy = objects["GRPCRoute"]["spec"], objects["BackendTLSPolicy"]["spec"]
+    (listener,) = objects["Gateway"]["spec"]["listeners"]
+    assert route["parentRefs"] == [{"name": "outrider", "sectionName": listener["name"]}]
+    assert route["hostnames"] == [listener["hostname"]]
+    (target,) = policy["targetRefs"]
+    head = ray_service(render("mixed-gpus"))["spec"]["rayClusterConfig"]["headGroupSpec"]
+    ports = {port["name"]: port["containerPort"] for port in head["template"]["spec"]["containers"][0]["ports"]}
+    assert route["rules"][0]["backendRefs"] == [{"name": target["name"], "port": ports[target["sectionName"]]}]
+
+
+@pytest.mark.parametrize(("kind", "path", "value"), [
+    ("BackendTLSPolicy", ("spec", "targetRef"), {}),
+    ("BackendTLSPolicy", ("spec", "targetRefs", 0, "section"), "x"),
+    ("BackendTLSPolicy", ("spec", "validation", "hostname"), "https://outrider.internal"),
+    ("BackendTLSPolicy", ("spec", "validation", "caCertificateRefs"), []),
+    ("BackendTLSPolicy", ("spec", "validation", "wellKnownCACertificates"), "System"),
+    ("BackendTLSPolicy", ("apiVersion",), "gateway.networking.k8s.io/v1alpha3"),
+    ("GRPCRoute", ("spec", "rules", 0, "matches", 0, "path"), "/x"),
+    ("Gateway", ("spec", "listeners", 0, "protocol"), "GRPC"),
+])  # fmt: skip
+def test_a_bad_field_of_the_gateway_fails(kind: str, path: tuple[str | int, ...], value: object) -> None:
+    broken = json.loads(json.dumps(gateway_objects()[kind]))
+    node: Any = broken
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, GATEWAY_API[kind])
+
+
+def test_probes_are_written_out_and_only_readiness_asks_for_a_way_to_replicas(rendered: list[dict[str, Any]]) -> None:
+    head, *workers = pod_templates(ray_service(rendered))
+    for spec in (head, *workers):
+        (container,) = spec["containers"]
+        alive, ready = (str(container[probe]["exec"]["command"]) for probe in ("livenessProbe", "readinessProbe"))
+        assert "52365/api/healthz" in alive and "52365/api/healthz" in ready
+        assert "8000" not in alive, "a model that loads must not be killed for it"
+        assert (":8000/-/healthz" in ready) == (spec is not head)
+        patience_s = container["livenessProbe"]["failureThreshold"] * container["livenessProbe"]["periodSeconds"]
+        assert patience_s >= 600
+    assert "wget" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
 def test_only_labelled_namespaces_reach_the_grpc_port(rendered: list[dict[str, Any]]) -> None:
     (policy,) = [thing for thing in rendered if thing["kind"] == "NetworkPolicy"]
     for rule in policy["spec"]["ingress"]:
@@ -282,13 +357,14 @@ def test_every_component_renders_together_and_is_what_the_operator_takes(
 ) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: overlays cannot be rendered")
-    assert {*COMPONENTS} == {"tls", "mutual-tls", "tokens", "ray-tls"}
-    copied = tmp_path / "kustomize"
-    shutil.copytree(KUSTOMIZE, copied)
+    order = ("tls", "mutual-tls", "tokens", "ray-tls", "gateway", "monitoring")
+    assert {*COMPONENTS} == {*order}
+    shutil.copytree(KUSTOMIZE.parent, tmp_path / "deploy")
+    copied = tmp_path / "deploy" / "kustomize"
     (copied / "all").mkdir()
     (copied / "all" / "kustomization.yaml").write_text(yaml.safe_dump({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../overlays/cpu"],
-        "components": [f"../components/{name}" for name in ("tls", "mutual-tls", "tokens", "ray-tls")],
+        "components": [f"../components/{name}" for name in order],
     }))
     done = subprocess.run(["kubectl", "kustomize", str(copied / "all")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_prometheus_itself_takes_the_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize(("overlay", "is_watched"), [("cpu", False), ("one-node", True), ("mixed-gpus", True)])
+@pytest.mark.parametrize(("overlay", "is_watched"), [("cpu", False), ("one-node", False), ("mixed-gpus", True)])
 def test_overlays_bring_dashboard_rules_and_scraping(overlay: str, is_watched: bool) -> None:
     folder = DASHBOARD.parents[1] / "kustomize" / "overlays" / overlay
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True)
