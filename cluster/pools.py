@@ -271,9 +271,10 @@ class Pool:
         stats: ReplicaStats = await self._group.leader.stats.remote()
         return stats
 
-    async def report(self) -> PoolReport:
-        """How the replica that happened to answer is doing."""
-        return PoolReport(self._tag, len(self._leases), self._settings.spec.max_sequences, await self.stats())
+    async def report(self, preference: Preference | None = None) -> tuple[str, PoolReport]:
+        """(tag, how this replica is doing). `preference` is for the router, as in `lease`."""
+        stats = await self.stats()
+        return self._tag, PoolReport(self._tag, len(self._leases), self._settings.spec.max_sequences, stats)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to this pool's autoscaling policy."""

@@ -166,7 +166,8 @@ class _Steps:
 @contextmanager
 def _progress(title: str, num_steps: int) -> Iterator[_Steps]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    console = Console(file=sys.stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    with Progress(*columns, console=console) as progress:
         steps = _Steps(progress, title, num_steps)
         yield steps
         steps("done")

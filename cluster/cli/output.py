@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import grpc
 import typer
@@ -18,8 +19,11 @@ from cluster.config_load import ConfigError
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # the shell's code for a process ended by Ctrl-C
 
-stdout = Console(highlight=False, soft_wrap=True)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+# With NO_COLOR not even bold: rich by itself would leave that in.
+_COLOURS: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+
+stdout = Console(highlight=False, soft_wrap=True, color_system=_COLOURS)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, color_system=_COLOURS)
 
 
 class CommandError(Exception):
@@ -66,4 +70,6 @@ def describe(error: grpc.RpcError) -> str:
 def _sentence(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
         return "no server answers there; start one (`outrider serve smollm2`) or name it with --address"
+    if code is grpc.StatusCode.UNAVAILABLE and "resolving" in details:
+        return "the host's name is not known; check --address"
     return f"{code.name.lower().replace('_', ' ')}: {details}"

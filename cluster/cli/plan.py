@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported late: numpy is wanted only here
 
 def plan(
     source: Annotated[str, typer.Argument(
-        help="A configuration or preset with emulated tiers, or the JSON that `bench drafters --json` printed.",
+        help="A configuration or preset with emulated tiers, or the JSON of `bench drafters`, `engine` or `ladder`.",
     )] = "emulated-70b",
     kind: Annotated[str | None, typer.Option(help="Of measured drafters: this one, not the fastest.")] = None,
     target_ms: Annotated[float | None, typer.Option(min=0.001, help="A pass of the target.")] = None,
@@ -45,10 +45,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot: .png, .svg or .pdf.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="With --check: show the log of Ray.")] = False,
 ) -> None:
-    """Tell what speculation is worth before buying it: latency, throughput and cost of every setting worth trying.
-
-    outrider plan --target-ms 30 --draft-ms 2 --agreement 0.8 --streams 16 --target-price 8 --draft-price 1
-    """
+    """Tell what speculation is worth before buying it: latency, throughput and cost of every setting worth trying."""
     with guard():
         from cluster.bench import plot as plots
         from cluster.planning import show
@@ -89,22 +86,25 @@ def plan(
 def _source(source: str, kind: str | None) -> tuple[Config | None, Costs]:
     """The configuration, if it is one, and the costs. Raises `CommandError`."""
     from cluster.config import load_config
-    from cluster.planning.costs import NoCosts, of_config, of_drafters
+    from cluster.planning.costs import NoCosts, of_config
+    from cluster.planning.measured import SOURCES, of_measured
 
     try:
         if source.endswith(".json"):
             lines = Path(source).read_text().splitlines()
-            return None, of_drafters(json.loads(lines[-1] if lines else ""), kind)
+            return None, of_measured(json.loads(lines[-1] if lines else ""), kind)
         config = load_config(source)
+        if kind is not None:
+            raise CommandError(f"--kind chooses among measured drafters, and {source} has none: drop it")
         return config, of_config(config)
     except OSError as error:
         raise CommandError(f"{source} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
-        raise CommandError(
-            f"{source} does not end in a line of JSON: give the output of `bench drafters --json`"
-        ) from error
+        raise CommandError(f"{source} does not end in a line of JSON: give the output of {SOURCES}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{source} is no text: give the output of {SOURCES}") from error
     except NoCosts as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(f"{source}: {error}") from error
 
 
 def _checked(

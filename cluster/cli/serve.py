@@ -32,14 +32,23 @@ def serve(
         settings = with_tls(loaded, tls_cert, tls_key, tls_client_ca)
         models.prepare(settings)
         try:
-            with local.running(settings, verbose=verbose):
+            pools = ", ".join(settings.tiers[shared[-1]].name for shared in settings.processes)
+            with (
+                stdout.status(f"starting Ray and the pools: {escape(pools)} …") as status,
+                local.running(settings, verbose=verbose),
+            ):
+                status.stop()
                 stdout.print(ladder(settings))
                 for line in reach(settings):
                     stdout.print(line)
                 stdout.print("Ctrl-C stops the service.")
                 stdout.file.flush()
-                while True:
-                    signal.pause()  # an interrupt raises from here
+                try:
+                    while True:
+                        signal.pause()  # an interrupt raises from here
+                finally:
+                    status.update(f"stopping: running requests have {local.GRACE_S:.0f} s …")
+                    status.start()
         except KeyboardInterrupt:
             stdout.print("stopped")
 

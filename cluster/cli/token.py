@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.cli.examples import examples
 from cluster.cli.output import CommandError, guard, stderr
 from cluster.ingress.tokens import BadTokens, new_token
 
@@ -17,7 +18,7 @@ def tokens() -> None:
     """Make typer treat `new` as a subcommand even while it is the only one."""
 
 
-@token.command()
+@token.command(epilog=examples("outrider token new alice >> tokens"))
 def new(name: Annotated[str, typer.Argument(help="Whose it is: appears in logs, and has its own limits.")]) -> None:
     """Print a fresh token, once, on standard error, and on standard output the line for the service's tokens_file.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cluster.cli.examples import examples
 from cluster.cli.output import CommandError, guard, stdout
 from cluster.cli.train_options import DEFAULT_TARGET, DEFAULT_TOKENS, kind_command, numbers
 
@@ -35,7 +36,9 @@ def _group() -> None:
     """Train drafters from the target alone: `data` first, or have any kind sample what it needs."""
 
 
-@train.command()
+@train.command(epilog=examples(
+    "outrider train data corpus", "outrider train data corpus --prompts prompts.jsonl --only-prompts --device cuda",
+))
 def data(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the corpus is, or is to be, kept.")],
     target: Annotated[str, typer.Option(help="A directory or a hub id.")] = DEFAULT_TARGET,

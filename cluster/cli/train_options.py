@@ -13,6 +13,7 @@ import typer
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
+from cluster.cli.examples import examples, unwrapped
 from cluster.cli.output import CommandError, guard
 
 DEFAULT_TARGET = "builtin:smollm2"
@@ -76,7 +77,8 @@ def kind_command(name: str) -> Any:
     shared_names = {parameter.name for parameter in shared}
     command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     command.__doc__ = f"Train {kind.summary}."
-    info = CommandInfo(name=name, callback=command)
+    used = (f"outrider train {name} OUT --data corpus --minutes 30", f"outrider train {name} OUT --device cuda")
+    info = CommandInfo(name=name, callback=command, epilog=unwrapped(examples(*used)))
     return get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode=None)
 
 

@@ -65,6 +65,8 @@ def access(
 
     Raises `BadAccess`.
     """
+    if ":" not in address:
+        raise BadAccess(f"--address {address} names no port; write {address or 'HOST'}:9000")
     secure = tls or tls_ca is not None or cert is not None
     if (cert is None) != (key is None):
         raise BadAccess("--cert and --key belong together; give both")
@@ -94,9 +96,12 @@ def _read(path: Path | None, option: str) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        text = path.read_bytes()
     except OSError as error:
         raise BadAccess(f"{option} {path}: cannot be read ({error.strerror})") from error
+    if b"-----BEGIN " not in text:
+        raise BadAccess(f"{option} {path}: holds nothing in PEM form; give a file that begins with -----BEGIN")
+    return text
 
 
 class _Details(grpc.ClientCallDetails):

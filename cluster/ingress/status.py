@@ -15,13 +15,12 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import Config
 from cluster.pools import PoolReport
+from cluster.telemetry.scrape import every_replica
 
 logger = logging.getLogger(__name__)
 
 Json = dict[str, object]
 FRESH_S = 1.0  # however many watch, the pools are asked no more often
-ANSWER_S = 3.0
-_ASKS = 2  # per replica: a handle cannot name one, so some are met twice and others not at all
 
 
 class PoolsStatus:
@@ -51,7 +50,8 @@ class PoolsStatus:
         counts = await asyncio.to_thread(_replica_counts)
         names = [f"tier{shared[-1]}-{config.tiers[shared[-1]].name}" for shared in config.processes]
         reports = await asyncio.gather(
-            *(_reports(pool, max(1, counts.get(name, 1))) for pool, name in zip(self._pools, names, strict=True))
+            # A pool that sleeps is not asked: a call that waits for a replica would start one.
+            *(_reports(pool) if counts.get(name, 1) else _none() for pool, name in zip(self._pools, names, strict=True))
         )
         return {
             "model": config.model_name,
@@ -66,16 +66,14 @@ class PoolsStatus:
         }
 
 
-async def _reports(pool: DeploymentHandle[Any], num_replicas: int) -> list[PoolReport]:
-    """Of the replicas that are met, by name."""
-    num_asks = 1 if num_replicas == 1 else _ASKS * num_replicas
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            answers = await asyncio.gather(*(pool.report.remote() for _ in range(num_asks)), return_exceptions=True)
-    except TimeoutError:
-        return []
-    found = {answer.replica: answer for answer in answers if isinstance(answer, PoolReport)}
+async def _reports(pool: DeploymentHandle[Any]) -> list[PoolReport]:
+    """Of all replicas, by name."""
+    found: dict[str, PoolReport] = await every_replica(pool.report.remote)
     return [found[name] for name in sorted(found)]
+
+
+async def _none() -> list[PoolReport]:
+    return []
 
 
 def _replica_counts() -> dict[str, int]:

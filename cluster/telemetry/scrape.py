@@ -1,10 +1,11 @@
-"""Asks every replica of a pool for its metrics, through a handle that cannot name one."""
+"""Asks every replica of a pool how it is doing, through a handle that cannot name one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from ray import serve
 from ray.exceptions import RayError
@@ -16,30 +17,39 @@ from cluster.telemetry.metrics import Report
 
 logger = logging.getLogger(__name__)
 
+Told = TypeVar("Told")
 ANSWER_S = 2.0  # of one pool, all replicas together: Prometheus gives up after ten seconds
 MOST_REPLICAS = 256
 
 
 async def pool_reports(pool: DeploymentHandle[Any], *, may_be_empty: bool = False) -> list[Report]:
-    """One report per replica that answers in time.
+    """The metrics of each replica that answers in time.
 
     `may_be_empty`: the pool may have no replica. Then it is not asked: a call that waits for one would start one.
-    The pool's router sends a call past the replicas that it is told to avoid as long as there are others, so asking on
-    meets each of them once, and then one of them again.
     """
-    found: dict[str, Report] = {}
+    if may_be_empty and not await asyncio.to_thread(_num_running, pool.app_name, pool.deployment_name):
+        return []
+    return list((await every_replica(pool.metrics.remote)).values())
+
+
+async def every_replica(ask: Callable[[Preference], Awaitable[tuple[str, Told]]]) -> dict[str, Told]:
+    """What each replica that answers in time tells, by tag.
+
+    `ask`: a call of the pool, which answers with the tag of whoever takes it. The pool's router sends a call past the
+    replicas that it is told to avoid as long as there are others, so asking on meets each of them once, and then one
+    of them again.
+    """
+    found: dict[str, Told] = {}
     try:
         async with asyncio.timeout(ANSWER_S):
-            if may_be_empty and not await asyncio.to_thread(_num_running, pool.app_name, pool.deployment_name):
-                return []
             while len(found) < MOST_REPLICAS:
-                tag, report = await pool.metrics.remote(Preference(avoid=frozenset(found)))
+                tag, told = await ask(Preference(avoid=frozenset(found)))
                 if tag in found:
                     break
-                found[tag] = report
+                found[tag] = told
     except (RayError, RayServeException, TimeoutError) as error:
-        logger.info("not every replica gave its metrics: %s", type(error).__name__)
-    return list(found.values())
+        logger.info("not every replica answered: %s", type(error).__name__)
+    return found
 
 
 def _num_running(application: str, deployment: str) -> int:

@@ -253,7 +253,8 @@ function drawPools() {
       return element("div", { class: "replica" }, element("span", {}, `${replica.sequences} of ${replica.max_sequences} sequences`),
         element("div", { class: "kv", role: "img", "aria-label": kv, title: kv }, used, cached), element("span", {}, kv));
     });
-    const count = `${pool.num_replicas} replica${pool.num_replicas === 1 ? "" : "s"}`;
+    const silent = pool.num_replicas - pool.replicas.length;
+    const count = pool.num_replicas === 0 ? "asleep" : `${pool.num_replicas} replica${pool.num_replicas === 1 ? "" : "s"}${silent > 0 ? `, ${silent} without an answer` : ""}`;
     return element("div", { class: "pool" }, element("h3", {}, tiers.map((tier) => tier.name).join(" + ")),
       element("p", { class: "figures" }, `${kinds.join(" + ")} · ${count}`), ...replicas);
   }));

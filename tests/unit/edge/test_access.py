@@ -98,6 +98,8 @@ def test_the_token_of_the_environment_is_used_unless_another_is_named(monkeypatc
 @pytest.mark.parametrize(("options", "part"), [
     ({"cert": Path("x")}, "--cert and --key belong together"),
     ({"tls_ca": Path("/none/ca.pem")}, "--tls-ca /none/ca.pem: cannot be read"),
+    ({"tls_ca": Path(__file__)}, "test_access.py: holds nothing in PEM form"),
+    ({"address": "example.com"}, "--address example.com names no port; write example.com:9000"),
     ({"token_env": "NOT_SET"}, "--token-env NOT_SET: this environment variable is not set"),
     ({"token_env": "BROKEN"}, "holds characters that no token has"),
     ({"token_env": "MY_TOKEN"}, "would travel to example.com:9000 in plaintext"),
@@ -108,7 +110,7 @@ def test_each_mistake_is_one_sentence(
     monkeypatch.setenv("MY_TOKEN", "t")
     monkeypatch.setenv("BROKEN", "t\n")
     with pytest.raises(BadAccess) as bad:
-        access("example.com:9000", **options)  # type: ignore[arg-type]
+        access(**{"address": "example.com:9000", **options})  # type: ignore[arg-type]
     assert part in str(bad.value)
     assert access("example.com:9000", tls=True, token_env="MY_TOKEN").tls
 

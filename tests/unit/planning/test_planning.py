@@ -12,6 +12,7 @@ from cluster.config import load_config
 from cluster.planning import show
 from cluster.planning.check import Checked, predicted, settings_checked
 from cluster.planning.costs import Given, NoCosts, of_config, of_drafters, pair, with_given
+from cluster.planning.measured import of_measured
 from cluster.planning.search import Choice, Load, Prices, cheapest, choices, fastest, search
 
 PAIR = pair(0.07, 0.004, (0.85,), hop_s=0.002)
@@ -89,3 +90,62 @@ def test_three_different_settings_are_checked() -> None:
     checked = settings_checked(tried, Choice((0,), 5, True, 1))
     assert len(set(checked)) == 3
     assert {choice.overlap for choice in checked} == {True, False}
+
+
+# What the benches print, as far as a plan reads it.
+ENGINE = {
+    "settings": {"lookahead": 4, "target_kind": "fp32"}, "kinds": {},
+    "steps": [{"kind": kind, "context": context, "rows": rows, "ms": ms} for kind, context, rows, ms in (
+        ("fp32", 64, 1, 20.0), ("fp32", 64, 5, 24.0), ("fp32", 512, 1, 30.0), ("fp32", 512, 5, 90.0),
+        ("int4", 64, 1, 4.0),
+    )],
+    "speculation": {"runs": {"ours_alone": {"tokens_per_s": {"median": 50.0}, "mat": 1.0, "acceptance": None},
+                             "ours": {"tokens_per_s": {"median": 100.0}, "mat": 4.0, "acceptance": 0.7048}}},
+}
+CHAIN = {"section": "sync", "emulated": True, "name": "chain, k = 5", "speedup": 3.0, "tokens_per_s": 40.0, "mat": 4.0,
+         "agreement": 0.85, "busy": {"draft": 0.2, "target": 0.65}}
+ON_CPU = {**CHAIN, "section": "cpu", "emulated": False, "name": "sync, k = 8", "busy": {"draft": 0.3, "target": 0.7}}
+
+
+def test_what_bench_engine_measured_is_given_back() -> None:
+    draft, target = of_measured(ENGINE).devices
+    assert target.pass_s == pytest.approx(0.02)
+    assert target.pass_s + 4 * target.row_s == pytest.approx(0.02 * 24 / 20)  # at the context of the prompts
+    assert 4 * draft.pass_s + target.pass_s + 4 * target.row_s == pytest.approx(4.0 / 100.0)
+    assert draft.voices[0].agreement[0] == pytest.approx(0.85, abs=0.001)  # 0.7048 is the mean of its first four powers
+    flat = of_measured({**ENGINE, "steps": []})
+    assert flat.target.row_s < 0.02 / 60
+
+
+def test_what_bench_ladder_measured_is_given_back_the_real_pair_first() -> None:
+    costs = of_measured({"rows": [CHAIN, {"section": "plan", "name": "1 drafters", "speedup": 1.0}]})
+    assert costs.names == ("draft (EMULATED)", "target")
+    draft, target = costs.devices
+    round_s = 4.0 / 40.0
+    assert 5 * draft.pass_s == pytest.approx(0.2 * round_s)
+    assert 4 * draft.hop_s == pytest.approx(0.15 * round_s)
+    assert target.pass_s + 5 * target.row_s == pytest.approx(0.65 * round_s)
+    real = of_measured({"rows": [CHAIN, ON_CPU]})
+    assert (real.names[0], real.target.hop_s) == ("draft", 0.0)
+    assert real.target.pass_s + 8 * real.target.row_s == pytest.approx(0.7 * round_s)
+    assert len(search(real, [Choice(()), Choice((0,), 2, False, 1)], Load(num_tokens=16, sequences=2), Prices(), 1,
+                      Unwatched())) == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "says"),
+    [
+        ([1], None, "no bench's: give the output of `outrider bench drafters --json`, `bench engine"),
+        ({"a": 1}, None, "no figures of a draft and a target"), ({"rows": 3}, None, "no figures of a draft"),
+        ({**ENGINE, "speculation": {}}, None, "--only steps,speculation"),
+        ({**ENGINE, "settings": {}}, None, "not whole .KeyError: 'lookahead'"),
+        (ENGINE, "eagle", "--kind chooses"), ({"rows": [CHAIN]}, "eagle", "--kind chooses"),
+        ({"rows": [{**CHAIN, "section": "overlap"}]}, None, "--only sync or --only cpu"),
+        ({"rows": [{**CHAIN, "tokens_per_s": 0}]}, None, "not whole .ZeroDivisionError"),
+        ({"rows": [DRAFTED]}, None, "no drafter and target alone"),
+    ],
+)
+def test_what_no_plan_can_start_from_is_one_line_that_names_the_fix(found: object, kind: str | None, says: str) -> None:
+    with pytest.raises(NoCosts, match=says) as caught:
+        of_measured(found, kind)
+    assert "\n" not in str(caught.value)
