@@ -170,6 +170,7 @@ def _soaked(
         found = soak.soak(bench, iter(endless(able, seed, 2 * count)), soak_s, every_s, bar.run_done)
     findings.details["readings"] = [reading.as_json() for reading in found.readings]
     findings.details["missed"] = found.missed
+    findings.add("soak_s", found.lasted_s)
     findings.add("soak_streams", float(len(found.streams)))
     findings.add("soak_faults", float(len(found.struck)))
     findings.add("soak_faults_without_victim", float(len(found.missed)))

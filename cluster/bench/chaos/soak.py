@@ -33,26 +33,37 @@ class Soak:
     streams: list[Stream] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     unwell: list[str] = field(default_factory=list)  # pauses in which the service did not become whole
+    lasted_s: float = 0.0
 
 
 def soak(bench: Bench, blows: Iterator[Blow], duration_s: float, every_s: float, on_blow: Callable[[], None]) -> Soak:
-    """Run for `duration_s`, with a fault every `every_s`."""
+    """Run for `duration_s`, with a fault every `every_s`. Interrupted, it is judged as far as it came."""
     found, began_s = Soak(), time.monotonic()
     _pause(bench, found, began_s)
-    while time.monotonic() - began_s < duration_s:
-        load = bench.load(resumed=True)
-        load.start()
-        running: list[Struck] = []
+    with suppress(KeyboardInterrupt):
+        while time.monotonic() - began_s < duration_s:
+            _under_load(bench, blows, found, every_s, began_s + duration_s, on_blow)
+            _pause(bench, found, began_s)
+    found.lasted_s = time.monotonic() - began_s
+    return found
+
+
+def _under_load(
+    bench: Bench, blows: Iterator[Blow], found: Soak, every_s: float, end_s: float, on_blow: Callable[[], None]
+) -> None:
+    """As many faults as there are between two pauses."""
+    load, running = bench.load(resumed=True), list[Struck]()
+    load.start()
+    try:
         for _ in range(PER_PAUSE):
             next_s = time.monotonic() + every_s
             _strike(bench, next(blows), found, running)
             on_blow()
-            time.sleep(max(0.0, min(next_s, began_s + duration_s) - time.monotonic()))
-            if time.monotonic() - began_s >= duration_s:
+            time.sleep(max(0.0, min(next_s, end_s) - time.monotonic()))
+            if time.monotonic() >= end_s:
                 break
+    finally:
         _end(load, running, found)
-        _pause(bench, found, began_s)
-    return found
 
 
 def _strike(bench: Bench, blow: Blow, found: Soak, running: list[Struck]) -> None:
