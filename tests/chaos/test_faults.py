@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.e2e, pytest.mark.exactness, pytest.
 
 STREAMS = 6
 RUNS = 20
-SAMPLE = ("kill_target_leader", "kill_draft_actor", "corrupt_draft", "cancel")
+SAMPLE = ("kill_target_leader", "kill_ingress", "corrupt_draft", "cancel")  # `test_overlap` kills a draft actor
 
 
 @contextlib.contextmanager
