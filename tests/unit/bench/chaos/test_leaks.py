@@ -63,3 +63,11 @@ def test_too_few_looks_prove_nothing() -> None:
     few = verdicts(readings(count=4))
     assert [verdict.holds for verdict in few] == [True, True, None, None, None, None]
     assert verdicts([])[0].holds is None
+
+
+@pytest.mark.parametrize(("per_look", "leaks"), [(16.0, False), (24.0, True)])
+def test_what_grows_towards_a_limit_of_rays_own_is_a_leak_only_beyond_it(per_look: float, leaks: bool) -> None:
+    found = [
+        Reading(100.0 * i, {"log_monitor.py": Holding(2, 80.0, 50 + per_look * i)}, 1.0, 0, ()) for i in range(12)
+    ]
+    assert broken(found) == ([CLAIMS[3]] if leaks else [])
