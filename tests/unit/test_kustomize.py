@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -352,23 +353,50 @@ def test_dashboard_and_plaintext_ports_are_open_to_the_operator_alone(rendered: 
                             for peer in rule["from"])
 
 
-def test_every_component_renders_together_and_is_what_the_operator_takes(
-    schema: dict[str, Any], tmp_path: Path
-) -> None:
+def with_components(names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The CPU overlay with these components."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: overlays cannot be rendered")
-    order = ("tls", "mutual-tls", "tokens", "ray-tls", "gateway", "monitoring")
-    assert {*COMPONENTS} == {*order}
-    shutil.copytree(KUSTOMIZE.parent, tmp_path / "deploy")
-    copied = tmp_path / "deploy" / "kustomize"
+    shutil.copytree(KUSTOMIZE.parent, folder / "deploy")
+    copied = folder / "deploy" / "kustomize"
     (copied / "all").mkdir()
     (copied / "all" / "kustomization.yaml").write_text(yaml.safe_dump({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": ["../overlays/cpu"],
-        "components": [f"../components/{name}" for name in order],
+        "components": [f"../components/{name}" for name in names],
     }))
     done = subprocess.run(["kubectl", "kustomize", str(copied / "all")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    objects = list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_the_certificate_that_a_pod_makes_itself_is_good_for_its_address_and_the_heads_service(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    for folder in ("ca", "tls", "tmp"):
+        (tmp_path / folder).mkdir()
+    authority = tmp_path / "ca" / "tls.crt"
+    (init,) = next(pod_templates(ray_service(with_components(["ray-tls"], tmp_path))))["initContainers"]
+    (script,) = init["args"]
+    openssl = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ray"]
+    made = ["-keyout", str(tmp_path / "ca" / "tls.key"), "-out", str(authority)]
+    subprocess.run([*openssl, *made], check=True, capture_output=True)
+    script = re.sub(r"/etc/ray/|/tmp/", lambda found: f"{tmp_path}/{'tmp/' if found[0] == '/tmp/' else ''}", script)
+    pod = {"POD_IP": "10.1.2.3", "POD_NAMESPACE": "outrider", "PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-ec", script], check=True, capture_output=True, env=pod)
+    check = ["openssl", "verify", "-CAfile", str(authority)]
+    for which in (["-verify_ip", "10.1.2.3"], ["-verify_ip", "127.0.0.1"],
+                  ["-verify_hostname", "outrider-x7k2p-head-svc.outrider.svc.cluster.local"]):
+        subprocess.run([*check, *which, str(tmp_path / "tls" / "tls.crt")], check=True, capture_output=True)
+    other = subprocess.run([*check, "-verify_ip", "10.1.2.4", str(tmp_path / "tls" / "tls.crt")], capture_output=True)
+    assert other.returncode != 0
+
+
+def test_every_component_renders_together_and_is_what_the_operator_takes(
+    schema: dict[str, Any], tmp_path: Path
+) -> None:
+    order = ("tls", "mutual-tls", "tokens", "ray-tls", "gateway", "monitoring")
+    assert {*COMPONENTS} == {*order}
+    objects = with_components(order, tmp_path)
     service = ray_service(objects)
     jsonschema.validate(service, schema)
     for found in environments(service):
