@@ -19,7 +19,7 @@ def scaling(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot: .png, .svg or .pdf.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the log of Ray and its workers.")] = False,
 ) -> None:
-    """Play a load script of about 2.5 minutes against a local cluster of EMULATED devices, and watch its pools.
+    """Play a load script of two to four minutes against a local cluster of EMULATED devices, and watch its pools.
 
     Goals that are missed do not fail the command; a request that fails, or a text that scaling changed, does.
     """

@@ -16,7 +16,7 @@ from cluster.cli.stage import LocalStage
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.slow]
 
-SHORT = (Phase("many", 40, 9, 4, 3, 2), Phase("nobody drafts", 40, 0, 2, 0, 1), Phase("back", 30, 2, 0, 1, 1))
+SHORT = (Phase("many", 10, 9, 12, 3, 2), Phase("nobody drafts", 10, 0, 2, 0, 1), Phase("back", 10, 2, 0, 1, 1))
 
 
 def test_pools_follow_the_load_to_none_and_back_and_no_request_fails(tmp_path: Path) -> None:

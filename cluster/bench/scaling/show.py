@@ -21,12 +21,16 @@ def tables(bench: ScalingBench) -> list[Table]:
     """The phases, then the figures."""
     table = Table(title=f"load script: {EMULATED}", box=box.SIMPLE_HEAD)
     table.add_column("phase")
-    for header in ("from, s", "drafted", "plain", "drafts", "targets", "wanted", "requests", "failed", "without draft"):
+    for header in (
+        "from, s", "lasted, s", "drafted", "plain", "drafts", "targets", "wanted", "requests", "failed",
+        "without draft",
+    ):
         table.add_column(header, justify="right", no_wrap=True)
     for row in phase_rows(bench):
         mark = "green" if row["as_wanted"] else "red"
         table.add_row(
-            escape(str(row["name"])), f"{row['start_s']:g}", str(row["drafted"]), str(row["plain"]),
+            escape(str(row["name"])), f"{row['start_s']:.0f}", f"{row['lasted_s']:.0f}", str(row["drafted"]),
+            str(row["plain"]),
             f"[{mark}]{row['drafts']}[/]", f"[{mark}]{row['targets']}[/]",
             f"{row['drafts_wanted']}, {row['targets_wanted']}", str(row["requests"]), str(row["failed"]),
             str(row["degraded_rounds"]),

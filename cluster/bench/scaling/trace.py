@@ -21,9 +21,9 @@ class Trace:
 
     samples: Sequence[Sample]
 
-    def between(self, start_s: float, end_s: float) -> Trace:
-        """Those of a time."""
-        return Trace([sample for sample in self.samples if start_s <= sample.at_s < end_s])
+    def until(self, end_s: float) -> Trace:
+        """Those up to a time."""
+        return Trace([sample for sample in self.samples if sample.at_s <= end_s])
 
     def most(self, pool: str) -> int:
         """Replicas that ran at most."""

@@ -19,6 +19,8 @@ from cluster.rpc import outrider_pb2_grpc
 INFO_TIMEOUT_S = 30.0
 NUM_CHANNELS = 4  # a server may bound the streams of one connection
 GRACE_S = 30.0  # beyond its deadline no call may go on: one that does is lost
+REFUSED_S = 0.2  # a refused client comes back, but not in a busy loop
+STEERED_S = 0.1  # how often the number of streams is looked up
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 OnOutcome = Callable[[Outcome], None]
@@ -141,9 +143,39 @@ async def closed_loop(
                 outcome = await send(stub, ask, time.monotonic(), application)
                 on_outcome(outcome)
                 if outcome.status not in (OK, LEFT):
-                    await asyncio.sleep(0.2)  # a refused client comes back, but not in a busy loop
+                    await asyncio.sleep(REFUSED_S)
 
         await asyncio.gather(*(stream(connected[i % len(connected)]) for i in range(num_streams)))
+
+
+async def steered_loop(
+    address: str | Access, asks: Iterable[Ask], wanted: Callable[[], int | None], on_outcome: OnOutcome,
+    application: str | None = None,
+) -> None:
+    """As many clients as `wanted` says, each as in `closed_loop`; it is asked again and again.
+
+    None: nobody sends another request; returns when what runs then has ended.
+    """
+    rest = iter(asks)
+    streams: dict[int, asyncio.Task[None]] = {}
+
+    def number() -> int:
+        return wanted() or 0
+
+    async with stubs(address) as connected, asyncio.TaskGroup() as running:
+
+        async def stream(place: int) -> None:
+            while place < number():
+                outcome = await send(connected[place % len(connected)], next(rest), time.monotonic(), application)
+                on_outcome(outcome)
+                if outcome.status not in (OK, LEFT):
+                    await asyncio.sleep(REFUSED_S)
+
+        while wanted() is not None:
+            for place in range(number()):
+                if place not in streams or streams[place].done():
+                    streams[place] = running.create_task(stream(place))
+            await asyncio.sleep(STEERED_S)
 
 
 async def open_loop(address: str | Access, asks: Sequence[Ask], on_outcome: OnOutcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import multiprocessing
 import signal
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from cluster.bench.serve.asks import Ask, Outcome
-from cluster.bench.serve.client import closed_loop, open_loop
+from cluster.bench.serve.client import closed_loop, open_loop, steered_loop
 from cluster.edge.access import Access
 
 STOP_TIMEOUT_S = 10.0
 TICK_S = 0.5
+ENDED = -1
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit gRPC's and Ray's threads
 
 
 class ClientFailed(RuntimeError):
@@ -39,18 +42,33 @@ class Open:
     asks: Sequence[Ask]
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Closed loops side by side or one after another, each from its own time on."""
+class Steered:
+    """Closed loops side by side whose streams come and go as this process says, while the load runs."""
 
-    parts: Sequence[tuple[float, Closed]]  # (s after the start, loop)
+    def __init__(self, loops: Sequence[Sequence[Ask]], application: str | None = None) -> None:
+        """What the streams of each loop go round; at first there are no streams."""
+        self.loops = [tuple(asks) for asks in loops]
+        self.application = application
+        self._numbers = _SPAWN.Array("i", [0] * len(loops), lock=False)  # shared memory
+
+    def steer(self, numbers: Sequence[int]) -> None:
+        """So many streams of each loop from now on; those that are too many end with their request."""
+        self._numbers[:] = list(numbers)
+
+    def end(self) -> None:
+        """No further request; the load is done when those that run have ended."""
+        self.steer([ENDED] * len(self.loops))
+
+    def wanted(self, index: int) -> int | None:
+        """Streams of a loop, in either process; None: no more."""
+        number = int(self._numbers[index])
+        return None if number == ENDED else number
 
 
-def put_load(address: str | Access, load: Closed | Open | Staged) -> Iterator[Outcome | None]:
+def put_load(address: str | Access, load: Closed | Open | Steered) -> Iterator[Outcome | None]:
     """Outcomes as they come, and None every `TICK_S`. Raises `ClientFailed`; closing the iterator ends the process."""
-    spawn = multiprocessing.get_context("spawn")  # a fork would inherit gRPC's and Ray's threads
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_main, args=(address, load, theirs), daemon=True, name="load")
+    ours, theirs = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_main, args=(address, load, theirs), daemon=True, name="load")
     process.start()
     theirs.close()
     try:
@@ -75,13 +93,13 @@ def put_load(address: str | Access, load: Closed | Open | Staged) -> Iterator[Ou
             process.join()
 
 
-def _main(address: str | Access, load: Closed | Open | Staged, pipe: Connection) -> None:
+def _main(address: str | Access, load: Closed | Open | Steered, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted as well, and ends this process
     try:
         if isinstance(load, Open):
             asyncio.run(open_loop(address, load.asks, pipe.send))
-        elif isinstance(load, Staged):
-            asyncio.run(_staged(address, load, pipe))
+        elif isinstance(load, Steered):
+            asyncio.run(_steered(address, load, pipe))
         else:
             asyncio.run(_closed(address, load, pipe))
     except Exception as error:  # told to the parent
@@ -97,11 +115,8 @@ async def _closed(address: str | Access, load: Closed, pipe: Connection) -> None
     await closed_loop(address, asks, load.num_streams, pipe.send, load.duration_s, load.application)
 
 
-async def _staged(address: str | Access, load: Staged, pipe: Connection) -> None:
-    async def later(at_s: float, part: Closed) -> None:
-        await asyncio.sleep(at_s)
-        await _closed(address, part, pipe)
-
+async def _steered(address: str | Access, load: Steered, pipe: Connection) -> None:
     async with asyncio.TaskGroup() as running:
-        for at_s, part in load.parts:
-            running.create_task(later(at_s, part))
+        for index, asks in enumerate(load.loops):
+            wanted = functools.partial(load.wanted, index)
+            running.create_task(steered_loop(address, itertools.cycle(asks), wanted, pipe.send, load.application))

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.bench.serve import client
 from cluster.bench.serve.asks import LEFT, LOST, OK, Ask, Outcome
-from cluster.bench.serve.client_process import ClientFailed, Closed, Open, put_load
+from cluster.bench.serve.client_process import ClientFailed, Closed, Open, Steered, put_load
 from tests.unit.bench.serve.conftest import Scripted
 
 Service = tuple[Scripted, str]
@@ -95,6 +95,24 @@ def test_a_closed_loop_of_some_duration_goes_round_its_requests(scripted: Servic
     outcomes = [o for o in put_load(scripted[1], Closed([ask()], 2, duration_s=1.0)) if o is not None]
     assert len(outcomes) > 2
     assert {outcome.status for outcome in outcomes} == {OK}
+
+
+def test_a_steered_load_has_the_streams_that_it_is_told_and_ends_when_it_is_told(scripted: Service) -> None:
+    service, address = scripted
+    load = Steered([[ask()], [ask("full")]])
+    load.steer([2, 0])
+    names: list[str] = []
+    for outcome in put_load(address, load):
+        if outcome is None:
+            continue
+        names.append(outcome.ask.name)
+        if len(names) == 10:
+            assert {*names} == {"fine"}
+            load.steer([0, 1])
+        if names[-1] == "full":
+            load.end()
+    assert names[-1] == "full", "streams that were too many went on for ever"
+    assert service.most_running <= 3
 
 
 def test_a_process_of_its_own_brings_the_same_outcomes(scripted: Service) -> None:
