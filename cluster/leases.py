@@ -46,7 +46,7 @@ from cluster.coordinator.tier import (
 from cluster.pools import LeaseGrant, Refused, Revoked
 from cluster.prefixes import LocalPrefixes, Prefixes, digests
 from cluster.routing import Preference
-from cluster.running import Running
+from cluster.running import Running, Stay
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +102,10 @@ class RayLease:
     def __init__(
         self, sequence_id: str, grant: LeaseGrant, stream: Any, channel: Channel, learn: Learn = lambda held: None,
         out_of_reach: Callable[[], None] = lambda: None, running: Running | None = None,
+        stay: Stay | None = None,
     ) -> None:
         """`learn` is told what the replica keeps, `out_of_reach` that its actor says nothing; `running` tells who is
-        going away."""
+        going away; `stay`: how long a sequence that may move to newcomers stays."""
         self._sequence_id = sequence_id
         self._grant = grant
         self._stream = stream
@@ -112,6 +113,7 @@ class RayLease:
         self._learn = learn
         self._out_of_reach = out_of_reach
         self._running = running or Running()
+        self._stay = stay
         self._revoked = False
         self._released = False
         self._under_way: set[asyncio.Future[bytes]] = set()
@@ -129,8 +131,10 @@ class RayLease:
 
     @property
     def revoked(self) -> bool:
-        """True once the replica is going away, or no longer counts this lease."""
-        return self._revoked or self._running.left(_tag(self.replica_id))
+        """True once the replica is going away, no longer counts this lease, or should share its load with newcomers."""
+        return (
+            self._revoked or self._running.left(_tag(self.replica_id)) or (self._stay is not None and self._stay.over)
+        )
 
     async def _follow(self) -> None:
         try:
@@ -249,7 +253,7 @@ class RayTier:
     def __init__(
         self, handle: DeploymentHandle[Any], timeout_s: float = 60.0, *, full_timeout_s: float = 10.0,
         prefixes: Prefixes | None = None, silence_s: float = SILENCE_S, running: Running | None = None,
-        may_sleep: bool = False,
+        may_sleep: bool = False, spreads: bool = False,
     ) -> None:
         """The pool behind `handle`.
 
@@ -261,6 +265,7 @@ class RayTier:
             silence_s: see `cluster.channel.Channel`.
             running: what Serve tells of the pool's replicas.
             may_sleep: its autoscaler may leave it none.
+            spreads: sequences move to replicas that come, at the cost of computing there what they have so far.
         """
         self._handle = handle.options(stream=True)
         self._timeout_s = timeout_s
@@ -270,6 +275,7 @@ class RayTier:
         self._shunned: dict[str, float] = {}  # tags of replicas that could not be reached -> until when
         self._running = running or Running()
         self._may_sleep = may_sleep
+        self._spreads = spreads
         self._num_waiting = 0
 
     @property
@@ -319,7 +325,7 @@ class RayTier:
                         self._prefixes.learn(names, tag)
                         return RayLease(
                             sequence_id, first, stream, channel, partial(self._learn, tag), partial(self._shun, tag),
-                            self._running,
+                            self._running, Stay(self._running, sequence_id) if self._spreads else None,
                         )
             except TimeoutError:
                 search.reason = f"{search.reason}, none became free"

@@ -29,7 +29,7 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         """Serve tells which replicas run: leases on others move on (`cluster.running`)."""
         super().update_replicas(replicas)
         known = running(self._deployment_id.app_name, self._deployment_id.name)
-        known.tags = frozenset(replica.replica_id.unique_id for replica in replicas)
+        known.told(frozenset(replica.replica_id.unique_id for replica in replicas))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None,

@@ -116,6 +116,7 @@ class Ingress:
                 pool, limits.lease_timeout_s, full_timeout_s=limits.queue_timeout_s, prefixes=prefixes,
                 silence_s=limits.silence_timeout_s, running=running(pool.app_name, pool.deployment_name),
                 may_sleep=config.tiers[shared[-1]].replicas.min == 0,
+                spreads=shared[-1] < len(config.tiers) - 1,  # a target's prefill costs more than a crowd
             )
             for pool, shared in zip(pools[used], config.processes[used], strict=True)
         ]

@@ -22,6 +22,7 @@ from cluster.leases import RayLease, RayTier
 from cluster.pools import LeaseGrant, Refused
 from cluster.prefixes import BLOCK_TOKENS, LocalPrefixes, digests
 from cluster.routing import Preference
+from cluster.running import Running
 
 INFO = ReplicaInfo(0, "m", 10, 10, 1, 1, "")
 Answer = LeaseGrant | Refused
@@ -202,5 +203,21 @@ def test_a_lease_tells_what_its_replica_met_when_it_begins_and_ends() -> None:
         await tier.lease("t", tokens=text)
         assert handle.preferences[0].shares == {}
         assert handle.preferences[1].shares == {"a": 1.0}
+
+    run(body)
+
+
+def test_a_lease_gives_way_to_replicas_that_come_in_pools_that_spread() -> None:
+    async def body(endpoint: Endpoint) -> None:
+        pool = Running(frozenset({"a"}))
+        handle = Handle(lambda preference: LeaseGrant("a#1", endpoint, INFO))
+        drafts, target = RayTier(handle, 60.0, running=pool, spreads=True), RayTier(handle, 60.0, running=pool)
+        leases = [await tier.lease("s") for tier in (drafts, target)]
+        assert [lease.revoked for lease in leases] == [False, False]
+        pool.told(frozenset({"a", *map(str, range(10**4))}))
+        assert [lease.revoked for lease in leases] == [True, False]
+        later = await drafts.lease("s")
+        assert not later.revoked, "it came after the newcomers"
+        await asyncio.gather(*(lease.release() for lease in (*leases, later)))
 
     run(body)
