@@ -53,7 +53,7 @@ def draw(bench: ScalingBench, path: Path) -> None:
         upper.step(times, all_of_them, where="post", color=color, linewidth=1, linestyle=":",
                    label="… with those that start or drain")
     upper.set_ylabel("replicas")
-    upper.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     starts = bench.starts()
     ends = [(start, end) for start, end in zip(starts, starts[1:], strict=False)]
     for (start, end), phase in zip(ends, bench.phases, strict=True):
