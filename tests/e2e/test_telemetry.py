@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 PROMPT = "zebra quagga okapi zebra quagga okapi zebra quagga"  # words that no log says by itself
 PATIENCE_S = 120.0
 TARGET_PASS_S = 0.03
+INTERVAL_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Watched:
         return request_id, finish
 
     def page(self) -> str:
+        """Of whichever ingress replica is asked, once it knows what the other one counts."""
+        time.sleep(3 * INTERVAL_S)
         with urllib.request.urlopen(f"{self.service.http}/metrics", timeout=20) as response:
             assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
             return str(response.read().decode())
@@ -68,7 +71,8 @@ def watched() -> Iterator[Watched]:
             ],
             "speculation": {"lookahead": 4, "overlap": {"branches": 8, "guesses": 2, "tokens": 4}},
             "limits": {"max_prompt_tokens": 256, "max_tokens": 256},
-            "telemetry": {"otlp_endpoint": collector.endpoint, "sample_ratio": 0.0, "interval_s": 1.0},
+            "telemetry": {"otlp_endpoint": collector.endpoint, "sample_ratio": 0.0, "interval_s": INTERVAL_S},
+            "server": {"num_replicas": 2},
             "logging": {"format": "json"},
         }
         with served(settings) as service:
@@ -160,6 +164,21 @@ def test_what_is_scraped_is_what_responses_say(watched: Watched) -> None:
         assert total(after, "outrider_kv_cache_usage_ratio", tier=tier) == 0.0
 
 
+def test_whichever_ingress_replica_is_asked_tells_what_each_of_them_counts_and_counts_it_once(watched: Watched) -> None:
+    name = "outrider_requests_total"
+    before = values(watched.page())
+    for _ in range(6):
+        watched.ask(max_tokens=8)
+    pages = [values(watched.page()) for _ in range(3)]
+    for page in pages:  # the proxy takes turns
+        grown = {who: value - total(before, name, replica=who) for who, value in by_replica(page, name).items()}
+        assert len(grown) == 2 and all(grown.values()), "all went to one replica: inconclusive"
+        assert sum(grown.values()) == 6
+        limits = by_replica(page, "outrider_max_requests_running")
+        assert limits.keys() == grown.keys()
+    assert [total(page, name) for page in pages] == [total(before, name) + 6] * 3
+
+
 def test_the_log_names_the_request_in_every_process_and_never_its_text(watched: Watched) -> None:
     request_id, _ = watched.ask(max_tokens=8)
     end = time.monotonic() + 15
@@ -220,6 +239,16 @@ def total(page: Values, name: str, **wanted: str) -> float:
         for (found, labels), series in page.items() if found == name
         for names, value in series.items() if wanted.items() <= dict(zip(labels, names, strict=True)).items()
     )
+
+
+def by_replica(page: Values, name: str) -> dict[str, float]:
+    """Sums of a metric by the replica that counted."""
+    found: dict[str, float] = {}
+    for (metric, labels), series in page.items():
+        for names, value in series.items() if metric == name else ():
+            who = dict(zip(labels, names, strict=True))["replica"]
+            found[who] = found.get(who, 0.0) + value
+    return found
 
 
 def log_lines() -> list[dict[str, Any]]:
