@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +47,13 @@ class Authority:
 
     def signed(
         self, name: str, *, begins_days: float = -1, ends_days: float = 30, passphrase: bytes | None = None,
+        addresses: Sequence[str] = (),
     ) -> Pair:
-        """A certificate for servers and clients alike; its dates count from now."""
+        """A certificate for servers and clients alike; its dates count from now. `addresses`: more of the server's."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        numbers = sorted({"127.0.0.1", *addresses})
+        hosts = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(each)) for each in numbers)]
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
             self._builder(subject, key, now + begins_days * DAY, now + ends_days * DAY)
