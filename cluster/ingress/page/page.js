@@ -155,7 +155,7 @@ async function run() {
 function judge(ahead, alone) {
   const same = ahead.text === alone.text, times = (ahead.speed / alone.speed).toFixed(2);
   const exact = !ahead.finish.speculation.lossy_policy && ($("seed").value !== "" || Number($("temperature").value) === 0);
-  $("verdict").className = `verdict ${same ? "good" : exact ? "bad" : ""}`;
+  $("verdict").className = `verdict ${same && ahead.speed >= alone.speed ? "good" : same || !exact ? "" : "bad"}`;
   $("verdict").textContent = `${times} times as fast, ` + (same ? "the same text" : exact ? "BUT ANOTHER TEXT" : "another text, as each run has its own randomness");
 }
 
