@@ -80,8 +80,11 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_SERVE_HAPROXY_NBTHREAD", "1")
     # Not Ray's 15: the threads that compute step back by themselves, so that those that carry calls run at once.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Each request makes a dozen calls of actors, and Ray's GCS remembers 100,000 that have ended: 400 MiB.
+    # What Ray's GCS remembers of the past: each request makes a dozen calls of actors, each replacement is an actor,
+    # and by itself it would keep 100,000 of either that have ended: 400 MiB.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "5000")
+    for what in ("destroyed_actor", "dead_worker"):
+        os.environ.setdefault(f"RAY_maximum_gcs_{what}_cached_count", "1000")
     os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")  # three times this, and HAProxy is started anew
     names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
     for name, port in zip(names, free_ports(len(names)), strict=True):  # or the next service could not have them
