@@ -31,17 +31,23 @@ SERVICER = "cluster.ingress.servicer.add_OutriderServicer_to_server"
 APPLICATION = "outrider"
 LOOPBACK = "127.0.0.1"
 LONGEST_FOLDER = 26  # sockets of HAProxy add 57 for the node, and 24; a path has 107 characters at most
+SINGLES = (12_000, 20_000)  # where single ports are sought
 BLOCKS = (20_000, 32_000)  # where the ports of ingress replicas are sought
 BLOCK_PORTS = 50  # one for each replica that is there or was lately
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that nobody has now, below those that systems hand out: some connection of Ray might get one of these
+    before it is listened on."""
+    ports: list[int] = []
+    candidates = random.sample(range(*SINGLES), SINGLES[1] - SINGLES[0])  # services that start together differ
+    for port in candidates:
+        if len(ports) == count:
+            break
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            ports.append(port)
+    return ports
 
 
 def free_block() -> tuple[int, int]:
@@ -202,9 +208,10 @@ def platform(
 def _start(
     server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_dir: str, verbose: bool, store_bytes: int | None
 ) -> None:
-    """Ray and Serve's proxies."""
+    """Ray and Serve's proxies. Raises `CommandError` when the latter do not start."""
     import ray
     from ray import serve
+    from ray.exceptions import RayError
 
     level = logging.INFO if verbose else logging.ERROR
     ray.init(
@@ -216,11 +223,20 @@ def _start(
     if not verbose:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         logging.getLogger("ray").setLevel(logging.ERROR)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": server.host, "port": server.http_port},
-        grpc_options={"port": server.grpc_port, "grpc_servicer_functions": [SERVICER]},
-    )
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": server.host, "port": server.http_port},
+            grpc_options={"port": server.grpc_port, "grpc_servicer_functions": [SERVICER]},
+        )
+    except (RayError, TimeoutError) as error:
+        raise CommandError(f"Serve's proxy did not start: {_proxy_reason(str(error))}") from error
+
+
+def _proxy_reason(message: str) -> str:
+    """Of HAProxy's pages of output, what a user can act upon."""
+    taken = re.search(r"cannot\s+bind\s+socket\s+\(Address\s+already\s+in\s+use\)\s+for\s+\[([^]]+)\]", message)
+    return f"another process took {taken[1]} meanwhile; try again" if taken else root_cause(message)
 
 
 def deploy(config: Config, name: str = APPLICATION, route: str = "/") -> None:

@@ -39,6 +39,19 @@ def test_free_ports_are_distinct_and_a_taken_port_is_refused_with_its_setting() 
             local.require_free(first, "server.grpc_port")
 
 
+def test_free_ports_are_none_that_a_connection_may_be_given() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    found = local.free_ports(20)
+    assert len(set(found)) == 20
+    assert max(found) < min(lowest, local.BLOCKS[0])
+
+
+def test_a_proxy_that_lost_its_port_is_told_in_one_line() -> None:
+    said = "[ALERT] (1) : Binding [/x/haproxy.cfg:4]\ncannot bind socket (Address already\nin use) for [127.0.0.1:59]\n"
+    assert local._proxy_reason(said) == "another process took 127.0.0.1:59 meanwhile; try again"
+    assert local._proxy_reason("Traceback:\nValueError: no\n") == "ValueError: no"
+
+
 def test_a_block_of_ports_is_free_and_no_other_service_has_one_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = local.free_block()
     assert last - first + 1 == local.BLOCK_PORTS
