@@ -38,6 +38,10 @@ class SharedJob(DraftJob):
         """What is known of the draft already, in the draft model's ids."""
         return np.array([self._shared.lower_of[token] for token in super().draft_ids().tolist()], np.int32)
 
+    def num_greedy(self) -> int:
+        """One: what the draft model likes best may be none of the shared tokens, and has another id above."""
+        return 1
+
     def on_logits(self, logits: LogitRows, history_ids: Ids) -> int | None:
         """Draw the next token from the shared ones."""
         text = np.concatenate([self._text, np.array(self._tail.tokens, np.int32)])

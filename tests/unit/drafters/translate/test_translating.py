@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from actors.drafters.model import ModelDrafter
+from actors.drafters.model import DraftJob, ModelDrafter
 from actors.drafters.translate.base import TranslatingDrafter
-from actors.drafters.translate.intersection import IntersectionDrafter
+from actors.drafters.translate.intersection import IntersectionDrafter, SharedJob
 from actors.drafters.translate.spelling import UnsuitableTokenizer
 from actors.drafters.translate.text import TextDrafter
 from actors.messages import AheadPlan, Context, Draft, DraftShape, ReplicaInfo
@@ -225,3 +225,13 @@ def test_tokenizers_with_nothing_in_common_are_refused_with_the_other_way() -> N
     with pytest.raises(UnsuitableTokenizer, match=r"share only \d+ tokens.*drafter.tokenizers: text"):
         IntersectionDrafter(inner, spelling("bytes"), spelling(TARGET), info, 64, fewest=10_000)
     inner.shutdown()
+
+
+def test_a_draft_of_shared_tokens_looks_at_every_pass() -> None:
+    """The engine may otherwise feed what the draft model likes best, in ids that are not the verifying tier's."""
+    ids = np.array([1, 2, 3], np.int32)
+    shared: Any = None  # not asked
+    asked = Context("a", 0, ids, 3, 3, GREEDY, 1)
+    job = SharedJob(asked, ids, shared, num_tokens=4, tier=0, law_support=8)
+    assert DraftJob(asked, 4, 0, 8).num_greedy() == 4
+    assert job.num_greedy() == 1
