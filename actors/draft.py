@@ -5,10 +5,8 @@ Proposals arrive over the wire (`actors.wire`); what is called once per sequence
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,14 +17,13 @@ import numpy as np
 from actors import logs
 from actors.cores import stay_on
 from actors.drafter_specs import DrafterSpec
-from actors.grammar.gate import Gate
-from actors.messages import Context, Draft, Enumeration, Ids, ReplicaInfo, ReplicaStats
-from actors.presence import Presence
+from actors.leased import LeasedActor
+from actors.messages import Draft, Enumeration, Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
 from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
-from actors.wire.codec import decode_ahead, decode_close, decode_propose
+from actors.wire.codec import decode_ahead, decode_propose
 from actors.wire.frames import Kind
 from actors.wire.server import Call, CallServer, completed, node_address
 
@@ -42,7 +39,7 @@ def load_factory(path: str) -> Callable[..., Any]:
     return factory
 
 
-class DraftActor:
+class DraftActor(LeasedActor):
     """Answers many concurrent calls. A proposal it cannot serve is an empty draft, never an exception."""
 
     def __init__(
@@ -54,10 +51,9 @@ class DraftActor:
         stay_on(model_spec.cores)
         self._spec = model_spec
         self._kind = drafter_spec.kind
+        super().__init__(model_spec.idle_timeout_s)
         below = {"inline": inline} if inline else {}
         self._drafter = load_factory(factory)(model_spec, drafter_spec, **below)
-        self._presence = Presence(model_spec.idle_timeout_s)
-        self._gate = Gate()
         handlers = {Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.CLOSE: self._close}
         self._server = CallServer(
             handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s,
@@ -98,39 +94,8 @@ class DraftActor:
 
         return self._call(context, start)
 
-    def _call(self, context: Context, start: Callable[[], Future[Any]]) -> Call:
-        self._presence.check(context.sequence_id)
-        return Call(context.sequence_id, self._gate.pass_on(context.sequence_id, context.sampling.grammar, start))
-
-    def _close(self, payload: bytes) -> Call:
-        sequence_id, held = decode_close(payload)
-        return Call(sequence_id, self._ended(sequence_id, held))
-
-    def _ended(self, sequence_id: str, held: Ids | None = None, lease: str | None = None) -> Future[None]:
-        """Once the calls that came before have been started. `lease`: only if the sequence is held for this one."""
-
-        def start() -> Future[None]:
-            if lease is not None and not self._presence.is_for(sequence_id, lease):
-                return completed(None)
-            self._drafter.close(sequence_id, held)
-            self._presence.end(sequence_id)
-            log.info("sequence closed", extra={"request_id": sequence_id})
-            return completed(None)
-
-        return self._gate.pass_on(sequence_id, None, start)
-
-    async def close(self, sequence_id: str, lease: str) -> None:
-        """Forget a sequence, if it is (still) held for this lease."""
-        await asyncio.wrap_future(self._ended(sequence_id, lease=lease))
-
-    async def attend(self, sequence_id: str, lease: str) -> None:
-        """From now on calls for this sequence are taken, and `wait_closed` says when it ends."""
-        self._presence.attend(sequence_id, lease)
-
-    async def wait_closed(self, sequence_id: str, lease: str) -> None:
-        """Return once the lease has ended, or nobody has called for its sequence during `idle_timeout_s`."""
-        if not await self._presence.ended(sequence_id, lease):
-            await self.close(sequence_id, lease)
+    def _forget(self, sequence_id: str, held: Ids | None) -> None:
+        self._drafter.close(sequence_id, held)
 
     async def info(self) -> ReplicaInfo:
         """What the replica says of itself."""
@@ -146,15 +111,3 @@ class DraftActor:
         """Current counters."""
         stats: ReplicaStats = self._drafter.stats()
         return stats
-
-    async def ping(self) -> bool:
-        """Answered by a live event loop."""
-        return True
-
-    async def pid(self) -> int:
-        """Process id of this actor."""
-        return os.getpid()
-
-    async def hold(self) -> None:
-        """Never returns: its failure tells the caller at once that this actor died."""
-        await asyncio.Event().wait()

@@ -12,31 +12,28 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors import logs
 from actors.cores import stay_on
-from actors.grammar.gate import Gate
-from actors.messages import Context, Ids, ReplicaInfo, ReplicaStats
-from actors.presence import Presence
+from actors.leased import LeasedActor
+from actors.messages import Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
 from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
 from actors.wire.codec import (
     decode_ahead,
-    decode_close,
     decode_propose,
     decode_step,
     decode_verify,
     decode_verify_ahead,
 )
 from actors.wire.frames import Kind
-from actors.wire.server import Call, CallServer, completed, node_address
+from actors.wire.server import Call, CallServer, node_address
 
 if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
     import torch.distributed as dist
@@ -59,7 +56,7 @@ class Rendezvous:
     port: int
 
 
-class RankWorker:
+class RankWorker(LeasedActor):
     """One rank. Life: `locate`, with several ranks `rendezvous` on rank 0, `start` on all together, then calls."""
 
     def __init__(
@@ -77,8 +74,7 @@ class RankWorker:
         self._runner: BroadcastRunner | None = None
         self._verifier: Verifies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._presence = Presence(spec.idle_timeout_s)
-        self._gate = Gate()
+        super().__init__(spec.idle_timeout_s)
         handlers = {
             Kind.PROPOSE: self._propose, Kind.AHEAD: self._enumerate, Kind.VERIFY: self._verify,
             Kind.VERIFY_AHEAD: self._verify_ahead, Kind.STEP: self._step, Kind.CLOSE: self._close,
@@ -137,39 +133,8 @@ class RankWorker:
             raise RuntimeError(f"tier {self._spec.tier} has no drafter inline: call verify")
         return self._call(context, lambda: leader.step(context, shape, drafts))
 
-    def _call(self, context: Context, start: Callable[[], Future[Any]]) -> Call:
-        self._presence.check(context.sequence_id)
-        return Call(context.sequence_id, self._gate.pass_on(context.sequence_id, context.sampling.grammar, start))
-
-    def _close(self, payload: bytes) -> Call:
-        sequence_id, held = decode_close(payload)
-        return Call(sequence_id, self._ended(sequence_id, held))
-
-    def _ended(self, sequence_id: str, held: Ids | None = None, lease: str | None = None) -> Future[None]:
-        """Once the calls that came before have been started. `lease`: only if the sequence is held for this one."""
-
-        def start() -> Future[None]:
-            if lease is not None and not self._presence.is_for(sequence_id, lease):
-                return completed(None)
-            self._leader().close(sequence_id, held)
-            self._presence.end(sequence_id)
-            log.info("sequence closed", extra={"request_id": sequence_id})
-            return completed(None)
-
-        return self._gate.pass_on(sequence_id, None, start)
-
-    async def close(self, sequence_id: str, lease: str) -> None:
-        """Forget a sequence and free what it held, if it is (still) held for this lease."""
-        await asyncio.wrap_future(self._ended(sequence_id, lease=lease))
-
-    async def attend(self, sequence_id: str, lease: str) -> None:
-        """From now on calls for this sequence are taken, and `wait_closed` says when it ends."""
-        self._presence.attend(sequence_id, lease)
-
-    async def wait_closed(self, sequence_id: str, lease: str) -> None:
-        """Return once the lease has ended, or nobody has called for its sequence during `idle_timeout_s`."""
-        if not await self._presence.ended(sequence_id, lease):
-            await self.close(sequence_id, lease)
+    def _forget(self, sequence_id: str, held: Ids | None) -> None:
+        self._leader().close(sequence_id, held)
 
     async def info(self) -> ReplicaInfo:
         """What this replica serves."""
@@ -178,18 +143,6 @@ class RankWorker:
     async def stats(self) -> ReplicaStats:
         """Current counters."""
         return self._leader().stats()
-
-    async def ping(self) -> bool:
-        """Answered by a live event loop."""
-        return True
-
-    async def pid(self) -> int:
-        """Process id of this rank."""
-        return os.getpid()
-
-    async def hold(self) -> None:
-        """Never returns: its failure tells the caller at once that this rank died."""
-        await asyncio.Event().wait()
 
     async def shutdown(self) -> None:
         """Stop the engine and let the followers go (rank 0)."""

@@ -10,11 +10,9 @@ import numpy as np
 
 from actors.engine import tree
 from actors.engine.kv.copies import parallel_copies
-from actors.engine.step import Int32s, StepInput
+from actors.engine.step import NO_FEATURES, NO_PAIRS, NONE, Int32s, StepInput
 from actors.messages import Halves
 
-_NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
-_NO_PARENTS: Int32s = np.empty(0, np.int32)
 FEW_PARTS, FEW_ROWS = 8, 16  # with more, or more rows of one, arrays are faster than plain numbers
 
 
@@ -48,7 +46,7 @@ def pack(
     cu_query = _cumulative(lengths)
     cu_pages = _cumulative(np.fromiter((len(p.pages) for p in parts), np.int32, count))
     cu_logits = _cumulative(num_logits)
-    pages = np.concatenate([p.pages for p in parts])
+    pages = _pages(parts)
     places = np.arange(cu_query[-1], dtype=np.int32) + np.repeat(starts - cu_query[:-1], lengths)
     page_index = np.repeat(cu_pages[:-1], lengths) + places // page_tokens
     positions, parents = _branch(parts, places, cu_query)
@@ -62,8 +60,8 @@ def pack(
         pages=pages,
         cu_pages=cu_pages,
         logit_rows=logit_rows,
-        copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2),
-        moves=np.concatenate(moves) if moves else np.empty((0, 2), np.int32),
+        copies=_copied(copies),
+        moves=np.concatenate(moves) if moves else NO_PAIRS,
         parents=parents,
         features=features,
         feature_slots=feature_slots,
@@ -101,10 +99,10 @@ def _few(
         start += len(numbers)
     return StepInput(
         input_ids=arrays[0], positions=arrays[1], slots=arrays[2], cu_query=arrays[3], kv_len=arrays[4],
-        pages=parts[0].pages if len(parts) == 1 else np.concatenate([p.pages for p in parts]),
+        pages=_pages(parts),
         cu_pages=arrays[5], logit_rows=arrays[6],
-        copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else _NO_PAIRS,
-        moves=np.concatenate(moves) if moves else _NO_PAIRS, parents=_NO_PARENTS,
+        copies=_copied(copies),
+        moves=np.concatenate(moves) if moves else NO_PAIRS,
     )
 
 
@@ -118,19 +116,26 @@ def _decoding(parts: Sequence[Part], page_tokens: int, copies: Sequence[tuple[in
     return StepInput(
         input_ids=np.array([p.ids[0] for p in parts], np.int32), positions=positions,
         slots=np.array(slots, np.int32), cu_query=every, kv_len=positions + np.int32(1),
-        pages=parts[0].pages if len(parts) == 1 else np.concatenate([p.pages for p in parts]),
+        pages=_pages(parts),
         cu_pages=np.array([0, *itertools.accumulate(len(p.pages) for p in parts)], np.int32),
         logit_rows=every[:-1],
-        copies=np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else _NO_PAIRS,
-        moves=_NO_PAIRS, parents=_NO_PARENTS,
+        copies=_copied(copies),
     )
+
+
+def _pages(parts: Sequence[Part]) -> Int32s:
+    return parts[0].pages if len(parts) == 1 else np.concatenate([p.pages for p in parts])
+
+
+def _copied(copies: Sequence[tuple[int, int]]) -> Int32s:
+    return np.array(parallel_copies(copies), np.int32).reshape(-1, 2) if copies else NO_PAIRS
 
 
 def _features(parts: Sequence[Part], page_tokens: int) -> tuple[Halves, Int32s]:
     """All given features, and the slots of their positions."""
     found = [(part, *part.given) for part in parts if part.given is not None]
     if not found:
-        return np.empty((0, 0), np.float16), np.empty(0, np.int32)
+        return NO_FEATURES, NONE
     slots = []
     for part, first, rows in found:
         places = np.arange(first, first + len(rows), dtype=np.int32)
@@ -142,7 +147,7 @@ def _branch(parts: Sequence[Part], places: Int32s, cu_query: Int32s) -> tuple[In
     """Positions and parents of all rows; without a tree, the places in the pages and nothing."""
     trees = [s for s, part in enumerate(parts) if part.parents is not None and not tree.is_chain(part.parents)]
     if not trees:
-        return places, np.empty(0, np.int32)
+        return places, NONE
     positions = places.copy()
     lengths = np.diff(cu_query)
     parents = np.arange(-1, len(places) - 1, dtype=np.int32) - np.repeat(cu_query[:-1], lengths)

@@ -18,21 +18,21 @@ _NUM_PARTS = 15
 
 
 # Of fields that most steps do not use: made once, for nobody writes to them.
-_NONE: Int32s = np.empty(0, np.int32)
-_NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
-_NO_FEATURES: Halves = np.empty((0, 0), np.float16)
+NONE: Int32s = np.empty(0, np.int32)
+NO_PAIRS: Int32s = np.empty((0, 2), np.int32)
+NO_FEATURES: Halves = np.empty((0, 0), np.float16)
 
 
 def _none() -> Int32s:
-    return _NONE
+    return NONE
 
 
 def _no_pairs() -> Int32s:
-    return _NO_PAIRS
+    return NO_PAIRS
 
 
 def _no_features() -> Halves:
-    return _NO_FEATURES
+    return NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class StepInput:
         parts = np.split(packed[_NUM_PARTS:], np.cumsum(lengths)[:-1])
         ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies, moves, parents, *others = parts
         layers, wants_hidden, feature_slots, pairs = others
-        features = pairs.view(np.float16).reshape(len(feature_slots), -1) if len(feature_slots) else _no_features()
+        features = pairs.view(np.float16).reshape(len(feature_slots), -1) if len(feature_slots) else NO_FEATURES
         return cls(
             ids, positions, slots, cu_query, kv_len, pages, cu_pages, logit_rows, copies.reshape(-1, 2),
             moves.reshape(-1, 2), parents, layers, bool(wants_hidden[0]), features, feature_slots,

@@ -40,14 +40,13 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody has now, below those that systems hand out: some connection of Ray might get one of these
     before it is listened on."""
     ports: list[int] = []
-    candidates = random.sample(range(*SINGLES), SINGLES[1] - SINGLES[0])  # services that start together differ
-    for port in candidates:
-        if len(ports) == count:
-            break
+    for port in random.sample(range(*SINGLES), SINGLES[1] - SINGLES[0]):  # services that start together differ
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("0.0.0.0", port))
             ports.append(port)
-    return ports
+        if len(ports) == count:
+            return ports
+    raise CommandError(f"no {count} ports are free from {SINGLES[0]} to {SINGLES[1]}: stop other services")
 
 
 def free_block() -> tuple[int, int]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.packing import Part, pack
+from actors.engine.packing import FEW_PARTS, FEW_ROWS, Part, pack
 from actors.engine.step import StepInput
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 12), page=st.sampled_from([1, 4, 16, 64]))
-def test_every_row_has_its_token_its_position_and_its_slot(seed: int, count: int, page: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1), count=st.integers(1, 12), page=st.sampled_from([1, 4, 16, 64]),
+    most=st.sampled_from([1, 5, FEW_ROWS, 70]),
+)
+def test_every_row_has_its_token_its_position_and_its_slot(seed: int, count: int, page: int, most: int) -> None:
+    """On each of the ways to pack: few short chains, a row of each of many, anything."""
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(count):
-        start, size = int(rng.integers(0, 200)), int(rng.integers(1, 70))
+        start, size = int(rng.integers(0, 200)), int(rng.integers(1, most + 1))
         num_pages = -(-(start + size) // page) + int(rng.integers(0, 2))  # one may be reserved ahead
         pages = rng.permutation(1000)[:num_pages].astype(np.int32)
         parts.append(Part(rng.integers(0, 99, size).astype(np.int32), start, pages, int(rng.integers(0, size + 1))))
@@ -39,10 +44,13 @@ def test_every_row_has_its_token_its_position_and_its_slot(seed: int, count: int
     assert all(array.dtype == (np.float16 if name == "features" else np.int32) for name, array in arrays.items())
 
 
-def test_copies_are_made_order_free() -> None:
-    part = Part(np.zeros(1, np.int32), 0, np.zeros(1, np.int32), 1)
-    assert pack([part], 4).copies.shape == (0, 2)
-    assert pack([part], 4, [(1, 2), (2, 3)]).copies.tolist() == [[1, 2], [1, 3]]
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (FEW_PARTS + 1, 1), (1, FEW_ROWS + 1)])
+def test_copies_and_moves_are_those_that_were_asked_for_and_copies_order_free(count: int, rows: int) -> None:
+    parts = [Part(np.zeros(rows, np.int32), 0, np.zeros(8, np.int32), 1) for _ in range(count)]
+    assert pack(parts, 4).copies.shape == pack(parts, 4).moves.shape == (0, 2)
+    assert pack(parts, 4, [(1, 2), (2, 3)]).copies.tolist() == [[1, 2], [1, 3]]
+    moves = [np.array([[1, 2]], np.int32), np.array([[2, 3], [3, 4]], np.int32)]
+    assert pack(parts, 4, moves=moves).moves.tolist() == [[1, 2], [2, 3], [3, 4]]
 
 
 @settings(max_examples=50, deadline=None)
