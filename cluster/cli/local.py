@@ -16,9 +16,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from cluster.cli import processes
+from cluster.cli import head, processes
 from cluster.cli.output import CommandError
 from cluster.config import Config, ServerConfig
 from cluster.config_auth import make_guard
@@ -207,17 +208,18 @@ def platform(
 def _start(
     server: ServerConfig, num_cpus: int, custom: dict[str, float], temp_dir: str, verbose: bool, store_bytes: int | None
 ) -> None:
-    """Ray and Serve's proxies. Raises `CommandError` when the latter do not start."""
+    """Ray and Serve's proxies. Raises `CommandError` when one of them does not start."""
     import ray
     from ray import serve
     from ray.exceptions import RayError
 
     level = logging.INFO if verbose else logging.ERROR
-    ray.init(
-        address="local", num_cpus=num_cpus, resources=custom or None, include_dashboard=False,
+    init = partial(
+        ray.init, address="local", num_cpus=num_cpus, resources=custom or None, include_dashboard=False,
         log_to_driver=verbose, logging_level=level, _temp_dir=temp_dir, _node_ip_address=LOOPBACK,
         object_store_memory=store_bytes,
     )  # fmt: skip
+    head.start(init, ray.shutdown, temp_dir)
     processes.catch_interrupts()  # ray.init replaced a handler
     if not verbose:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
+
+from cluster.cli import head
 
 
 @pytest.fixture(scope="package")
@@ -18,10 +21,11 @@ def ray_env() -> Iterator[None]:
 
     # Not pytest's tmp dir: Ray's socket paths have a limit of about 100 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp_dir:
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, _temp_dir=temp_dir,
+        init = partial(
+            ray.init, address="local", num_cpus=4, include_dashboard=False, _temp_dir=temp_dir,
             _node_ip_address="127.0.0.1", log_to_driver=False, object_store_memory=200_000_000,
             namespace="outrider-tests",
         )  # fmt: skip
+        head.start(init, ray.shutdown, temp_dir)
         yield
         ray.shutdown()
