@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from actors import logs
 from actors.cores import stay_on
 from actors.leased import LeasedActor
-from actors.messages import Ids, ReplicaInfo, ReplicaStats
+from actors.messages import Draft, Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
 from actors.watch import WatchSpec
@@ -31,9 +31,10 @@ from actors.wire.codec import (
     decode_step,
     decode_verify,
     decode_verify_ahead,
+    readable,
 )
 from actors.wire.frames import Kind
-from actors.wire.server import Call, CallServer, node_address
+from actors.wire.server import Announced, Call, CallServer, node_address
 
 if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see its environment
     import torch.distributed as dist
@@ -101,10 +102,16 @@ class RankWorker(LeasedActor):
         """Take verify passes on a port of this node (rank 0, once `start` has returned)."""
         return await self._server.listen(node_address())
 
-    def _verify(self, payload: bytes) -> Call:
+    def _verify(self, payload: bytes) -> Call | Announced:
         """Verify the concatenation of the drafts after the context; none means a plain step."""
         context, drafts, want_laws = decode_verify(payload)
-        return self._call(context, lambda: self._leader().verify(context, drafts, want_laws))
+
+        def begin(drafts: list[Draft]) -> Call:
+            return self._call(context, lambda: self._leader().verify(context, drafts, want_laws))
+
+        if drafts is None:
+            return Announced(lambda draft: begin(readable([draft])))
+        return begin(drafts)
 
     def _propose(self, payload: bytes) -> Call:
         """Draft with this tier's own model, when the tiers below it are left out."""

@@ -61,6 +61,7 @@ class Channel(FrameProtocol):
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._next = 1
         self._lost: ChannelLost | None = None
+        self.num_sequences = 0  # that hold the actor
 
     @classmethod
     async def connect(cls, endpoint: Endpoint, silence_s: float = SILENCE_S) -> Channel:
@@ -88,6 +89,11 @@ class Channel(FrameProtocol):
         """Whether the connection has ended."""
         return self._lost is not None
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other sequence has calls here that could share a step with what is sent now."""
+        return self.num_sequences == 1
+
     def call(self, kind: Kind, payload: bytes, trace: bytes = b"") -> asyncio.Future[bytes]:
         """The answer's payload. Raises `ChannelLost`, `CallFailed`, `CallRefused`. Cancelling abandons the call.
 
@@ -100,12 +106,36 @@ class Channel(FrameProtocol):
         number, self._next = self._next, self._next + 1
         self._calls[number] = answer
         if trace:
-            self.send(kind | TRACED, number, trace + payload)
+            self.send(kind | TRACED, number, trace + payload, at_once=self._is_alone)
         else:
-            self.send(kind, number, payload)
+            self.send(kind, number, payload, at_once=self._is_alone)
         if self._watch is None:
             self._heard_s = self._loop.time()
             self._look_again()
+        return answer
+
+    def announce(self, kind: Kind, payload: bytes, part: asyncio.Future[bytes]) -> asyncio.Future[bytes]:
+        """As `call`, of a call whose last part is under way: it follows as soon as it is there, without anybody's help.
+
+        Once the answer is abandoned nothing follows. If the part fails the call has to be abandoned.
+        """
+        number = self._next
+        answer = self.call(kind, payload)
+        has_followed = False
+
+        def follow(part: asyncio.Future[bytes]) -> None:
+            nonlocal has_followed
+            if not answer.done() and not part.cancelled() and part.exception() is None:
+                has_followed = True
+                self.send(Kind.DRAFT, number, part.result(), at_once=self._is_alone)
+
+        def withdraw(answer: asyncio.Future[bytes]) -> None:
+            part.remove_done_callback(follow)
+            if answer.cancelled() and not has_followed:
+                self.send(Kind.DRAFT, number)  # nothing: it is not waited for any more
+
+        part.add_done_callback(follow)
+        answer.add_done_callback(withdraw)
         return answer
 
     def _look_again(self) -> None:

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,20 @@ class RemoteEnumeration:
             raise ReplicaLost(f"the enumeration's producer failed: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """A verify call that the replica was told of before its draft was there."""
+
+    context: Context
+    draft: RemoteDraft
+    want_laws: bool
+    answer: asyncio.Future[bytes]
+
+    def is_of(self, context: Context, drafts: tuple[DraftHandle | Draft, ...], want_laws: bool) -> bool:
+        """Whether this is the call with these arguments."""
+        return self.context is context and drafts == (self.draft,) and self.want_laws == want_laws
+
+
 class RayLease:
     """A sequence's hold on one replica, kept by an open stream to its pool. Its calls go over a channel.
 
@@ -117,6 +132,8 @@ class RayLease:
         self._revoked = False
         self._released = False
         self._under_way: set[asyncio.Future[bytes]] = set()
+        self._announced: _Announced | None = None
+        channel.num_sequences += 1
         self._watch = asyncio.create_task(self._follow())
 
     @property
@@ -158,6 +175,25 @@ class RayLease:
         payload.add_done_callback(_mark_seen)  # a draft that nobody waits for may fail without a warning
         return RemoteDraft(payload)
 
+    def announce(self, context: Context, draft: DraftHandle, *, want_laws: bool) -> None:
+        """Tell the replica of the verify call that comes next, with `draft`, which is under way.
+
+        The draft goes on to the replica as soon as it is there, so a round waits for nothing between the two. Any
+        other call of `verify` takes the announcement back.
+        """
+        self._withdraw()
+        assert isinstance(draft, RemoteDraft)
+        if not draft.payload.done():
+            sent = encode_verify(context, None, want_laws)
+            answer = self._followed(self._channel.announce(Kind.VERIFY, sent, draft.payload))
+            answer.add_done_callback(_mark_seen)
+            self._announced = _Announced(context, draft, want_laws, answer)
+
+    def _withdraw(self) -> None:
+        announced, self._announced = self._announced, None
+        if announced is not None:
+            announced.answer.cancel()
+
     async def verify(
         self, context: Context, *drafts: DraftHandle | Draft, want_laws: bool, trace: bytes = b""
     ) -> Verdict:
@@ -165,6 +201,12 @@ class RayLease:
 
         Cancelling abandons the call: the actor ends its pass, and the answer is dropped.
         """
+        if self._announced is not None:
+            announced = self._announced
+            if announced.is_of(context, drafts, want_laws):
+                self._announced = None
+                return await self._announced_verdict(announced)
+            self._withdraw()
         payloads: list[bytes] = []
         for draft in drafts:
             if isinstance(draft, Draft):
@@ -176,6 +218,18 @@ class RayLease:
             except (ChannelLost, CallFailed) as error:
                 raise DraftLost(str(error)) from error
         return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws), trace)
+
+    async def _announced_verdict(self, announced: _Announced) -> Verdict:
+        payload = announced.draft.payload
+        try:
+            if payload.done():
+                payload.result()
+            else:
+                await asyncio.shield(payload)
+        except (ChannelLost, CallFailed) as error:
+            announced.answer.cancel()
+            raise DraftLost(str(error)) from error
+        return await self._read(announced.answer)
 
     async def step(self, context: Context, shape: DraftShape, trace: bytes = b"") -> Verdict:
         """Draft and verify in one call. Raises `ReplicaLost`."""
@@ -203,8 +257,11 @@ class RayLease:
         return await self._verdict(Kind.VERIFY_AHEAD, sent, trace)
 
     async def _verdict(self, kind: Kind, payload: bytes, trace: bytes) -> Verdict:
+        return await self._read(self._call(kind, payload, trace))
+
+    async def _read(self, under_way: asyncio.Future[bytes]) -> Verdict:
         try:
-            answer = await self._call(kind, payload, trace)
+            answer = await under_way
         except ChannelLost as error:
             if isinstance(error, OutOfReach):
                 self._out_of_reach()
@@ -219,7 +276,10 @@ class RayLease:
             raise ReplicaLost(f"{self.replica_id}: its answer cannot be read ({error})") from error
 
     def _call(self, kind: Kind, payload: bytes, trace: bytes) -> asyncio.Future[bytes]:
-        answer = self._channel.call(kind, payload, trace)
+        return self._followed(self._channel.call(kind, payload, trace))
+
+    def _followed(self, answer: asyncio.Future[bytes]) -> asyncio.Future[bytes]:
+        """The answer to a call, which ends with the lease."""
         self._under_way.add(answer)
         answer.add_done_callback(self._under_way.discard)
         return answer
@@ -229,6 +289,8 @@ class RayLease:
         if self._released:
             return
         self._released = True
+        self._channel.num_sequences -= 1
+        self._withdraw()
         if held is not None:
             self._learn(held)
         if self._watch.done():

@@ -46,7 +46,8 @@ class Planner:
             kinds = {kind: WHOLE_COST if kind is None else kind.cost for kind in map(_kind, waiting)}
             turn = self._turns.order(kinds)[0]
             backlogs = [self._backlog(s) for s in waiting if _kind(s) is turn]
-            scheduler = self._schedulers.setdefault(turn, self._make_scheduler())
+            if (scheduler := self._schedulers.get(turn)) is None:
+                scheduler = self._schedulers[turn] = self._make_scheduler()
             planned = scheduler.plan(backlogs, more_expected=len(kinds) > 1 or self._more_expected(backlogs))
             # Oldest first: who is robbed to make room has not been given anything in this step yet.
             planned.sort(key=lambda chunk: self._table[chunk.sequence_id].age)

@@ -96,15 +96,18 @@ def decode_verify_ahead(payload: bytes) -> tuple[str, int, Enumeration]:
     return sequence_id, round, decode_enumeration(enumeration)
 
 
-def encode_verify(context: Context, drafts: Sequence[bytes], want_laws: bool) -> bytes:
-    """The payload of a verify pass; drafts as `encode` made them, here or in the actor that drafted them."""
+def encode_verify(context: Context, drafts: Sequence[bytes] | None, want_laws: bool) -> bytes:
+    """The payload of a verify pass; drafts as `encode` made them, here or in the actor that drafted them.
+
+    None: there will be one, which is under way and follows as a message of its own.
+    """
     return _pack((context, want_laws, drafts))
 
 
-def decode_verify(payload: bytes) -> tuple[Context, list[Draft], bool]:
-    """(context, drafts, want_laws); of the drafts, those that can be read (`readable`)."""
+def decode_verify(payload: bytes) -> tuple[Context, list[Draft] | None, bool]:
+    """(context, drafts, want_laws); of the drafts, those that can be read (`readable`); None: one follows."""
     context, want_laws, drafts = _unpack(payload)
-    return _context(context), readable(drafts), want_laws
+    return _context(context), None if drafts is None else readable(drafts), want_laws
 
 
 def encode_step(context: Context, shape: DraftShape, drafts: Sequence[bytes] = ()) -> bytes:

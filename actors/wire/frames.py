@@ -30,6 +30,7 @@ class Kind(IntEnum):
     STEP = 8  # draft with the inline tiers of the verifier's process, and verify at once
     PING = 10  # is anybody there? asked while a call takes long
     PONG = 11
+    DRAFT = 12  # what the call with the same number, a `VERIFY` without its last draft, waits for
 
 
 class BadFrame(Exception):
@@ -69,7 +70,8 @@ class FrameParser:
 
 
 class FrameProtocol(asyncio.Protocol, abc.ABC):
-    """One end of a connection. Frames sent in one tick of the event loop travel as one write."""
+    """One end of a connection. Frames sent in one tick of the event loop travel as one write, at its end unless one
+    is sent at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -91,15 +93,20 @@ class FrameProtocol(asyncio.Protocol, abc.ABC):
             if self.transport is not None:
                 self.transport.abort()
 
-    def send(self, kind: int, call: int, payload: bytes = b"") -> None:
-        """Queue a frame for the end of this tick. No effect once the connection is closed."""
-        if not self._outbox:
+    def send(self, kind: int, call: int, payload: bytes = b"", *, at_once: bool = False) -> None:
+        """Queue a frame for the end of this tick. No effect once the connection is closed.
+
+        `at_once`: nothing that should travel with it will follow, so it leaves now, and what is queued with it.
+        """
+        if not self._outbox and not at_once:
             self._loop.call_soon(self._flush)
         self._outbox.append(packed(kind, call, payload))
+        if at_once:
+            self._flush()
 
     def _flush(self) -> None:
         frames, self._outbox = self._outbox, []
-        if self.transport is not None and not self.transport.is_closing():
+        if frames and self.transport is not None and not self.transport.is_closing():
             self.transport.write(b"".join(frames))
 
     @abc.abstractmethod

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 REMEMBERED_CALLS = 4096  # of a connection: a message that comes again is not another call
+EARLY_PARTS = 64  # of a connection: parts kept that overtook the calls they belong to
 HANDSHAKE_BYTES = 256  # larger payloads are taken from callers that have proved who they are
 
 
@@ -55,7 +57,16 @@ _MISSING: dict[Kind, Draft | Enumeration | Verdict] = {
     Kind.VERIFY: _MISSING_VERDICT, Kind.STEP: _MISSING_VERDICT,
 }
 
-Handler = Callable[[bytes], Call]  # of a payload; what it raises fails the call
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A call that has come without its last part, which is not there yet; `begin` makes it of that."""
+
+    begin: Callable[[bytes], Call]
+    trace: bytes = b""
+
+
+Handler = Callable[[bytes], Call | Announced]  # of a payload; what it raises fails the call
 Defer = Callable[[Callable[[], None]], None]  # runs an act when the worker has no step under way
 
 
@@ -97,11 +108,25 @@ class CallServer:
 
     def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes = b"") -> None:
         """Run one call once it has come over. Nothing it does may end the connection of the others."""
-        self._hop.pass_on(lambda: self._start(caller, number, kind, payload, trace))
+        self._hop.pass_on(lambda: self._start(caller, number, kind, partial(self.handlers[kind], payload), trace))
 
-    def _start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes) -> None:
+    def bring(self, caller: _Caller, number: int, part: bytes) -> None:
+        """Take the last part of a call once it has come over."""
+        self._hop.pass_on(lambda: caller.take(number, part))
+
+    def complete(self, caller: _Caller, number: int, announced: Announced, part: bytes) -> None:
+        """Run a call whose last part is there. It is no longer wanted if there is nothing in that."""
+        if part:
+            self._start(caller, number, Kind.VERIFY, partial(announced.begin, part), announced.trace)
+
+    def _start(
+        self, caller: _Caller, number: int, kind: Kind, make: Callable[[], Call | Announced], trace: bytes = b""
+    ) -> None:
         try:
-            call = self.handlers[kind](payload)
+            call = make()
+            if isinstance(call, Announced):
+                caller.expect(number, replace(call, trace=trace))
+                return
         except (UnknownGrammar, NotHeld) as unknown:
             call = Call(unknown.sequence_id, completed(_MISSING[kind]))
         except Exception as error:  # a payload that cannot be read, a worker that refuses
@@ -136,9 +161,10 @@ class CallServer:
     def _answer(self) -> None:
         self._woken = False  # before the queue is read: what comes from here on wakes the loop again
         while self._done:
-            self._reply(*self._done.popleft())
+            caller, number, call = self._done.popleft()
+            self._reply(caller, number, call, at_once=not self._done)
 
-    def _reply(self, caller: _Caller, number: int, call: Call) -> None:
+    def _reply(self, caller: _Caller, number: int, call: Call, *, at_once: bool = False) -> None:
         self.presence.finish(call.sequence_id)
         answer, failure = None, None  # type: Any, Exception | None
         try:
@@ -153,12 +179,12 @@ class CallServer:
             log.error("a call failed", exc_info=error, extra={"request_id": call.sequence_id})
             self._send(caller, Kind.FAILED, number, _line(error))
         else:
-            self._send(caller, Kind.RESULT, number, payload)
+            self._send(caller, Kind.RESULT, number, payload, at_once=at_once)
         if call.span is not None:  # after the answer has left
             call.span.end(answer, failure)
 
-    def _send(self, caller: _Caller, kind: Kind, number: int, payload: bytes) -> None:
-        self._hop.pass_on(lambda: caller.send(kind, number, payload))
+    def _send(self, caller: _Caller, kind: Kind, number: int, payload: bytes, *, at_once: bool = False) -> None:
+        self._hop.pass_on(lambda: caller.send(kind, number, payload, at_once=at_once))
 
 
 class _Caller(FrameProtocol):
@@ -171,6 +197,8 @@ class _Caller(FrameProtocol):
         self._known = False
         self.gone = False  # the connection has ended
         self._started: OrderedDict[int, None] = OrderedDict()  # the latest calls, by number
+        self._announced: dict[int, Announced] = {}
+        self._early: OrderedDict[int, bytes] = OrderedDict()  # parts of calls that have not come yet
         self._parser.max_payload_bytes = HANDSHAKE_BYTES
         self._patience = self._loop.call_later(HANDSHAKE_S, self._give_up)
 
@@ -183,6 +211,7 @@ class _Caller(FrameProtocol):
         """The calls under way end by themselves; their sequences soon, unless they are called for in another way."""
         self._patience.cancel()
         self.gone = True
+        self._announced.clear()
         if deserted := self._server.presence.left(self):
             log.info("a coordinator's connection has ended, and %d sequences were called for over it", deserted)
 
@@ -198,6 +227,8 @@ class _Caller(FrameProtocol):
             kind, trace, payload = kind & ~TRACED, payload[:CONTEXT_BYTES], payload[CONTEXT_BYTES:]
         if kind == Kind.PING:
             self.send(Kind.PONG, call)
+        elif kind == Kind.DRAFT:
+            self._server.bring(self, call, payload)
         elif call in self._started:
             log.warning("a call came twice")
         elif kind in self._server.handlers:
@@ -207,6 +238,24 @@ class _Caller(FrameProtocol):
             self._server.start(self, call, Kind(kind), payload, trace)
         else:
             self.send(Kind.FAILED, call, f"this actor takes no calls of kind {kind}".encode())
+
+    def expect(self, number: int, announced: Announced) -> None:
+        """A call has come whose last part follows, or has overtaken it."""
+        part = self._early.pop(number, None)
+        if part is not None:
+            self._server.complete(self, number, announced, part)
+        elif not self.gone:
+            self._announced[number] = announced
+
+    def take(self, number: int, part: bytes) -> None:
+        """The last part of a call, which is there, or has been overtaken, or has failed already."""
+        announced = self._announced.pop(number, None)
+        if announced is not None:
+            self._server.complete(self, number, announced, part)
+        elif number not in self._started:
+            self._early[number] = part
+            if len(self._early) > EARLY_PARTS:
+                self._early.popitem(last=False)
 
     def on_bad_frame(self, error: BadFrame) -> None:
         """Tell of it: somebody speaks another protocol to this port."""

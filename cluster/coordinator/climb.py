@@ -32,6 +32,7 @@ from cluster.coordinator.tier import (
     NoRoom,
     PoolFull,
     ReplicaLost,
+    announce,
 )
 
 Piece = DraftHandle | Draft
@@ -323,6 +324,8 @@ class Climb:
                 call = partial(lease.verify, context, *pieces, want_laws=want_laws)
             else:
                 call = partial(lease.step, context, step)
+            if len(pieces) == 1 and proposal is not None:
+                announce(lease, context, proposal.handle, want_laws=want_laws)
             try:
                 verdict = await verify_within(
                     call, proposal.handle if proposal else None, self._bounds(hold, context.tokens, proposal), on_sent,

@@ -53,7 +53,6 @@ async def generate(
                 return
             event = cut(verdict, sequence.remaining, request.stop_ids)
             sequence.commit(event.token_ids)
-            counter.count_round(verdict, event, wall_s)
             climb.observe(wall_s)
             ended = event.ends_with_stop or sequence.remaining == 0
             if ended:
@@ -62,6 +61,7 @@ async def generate(
                 upcoming = asyncio.ensure_future(next_round())
                 await asyncio.sleep(0)  # it makes its first call,
                 await asyncio.sleep(0)  # which leaves with those of the sequences that were answered together with this
+            counter.count_round(verdict, event, wall_s)
             yield event
             if event.ends_with_stop:
                 yield finish(FinishReason.STOP, int(event.token_ids[-1]))

@@ -71,6 +71,19 @@ class Lease(Protocol):
         """
 
 
+class Announces(Protocol):
+    """What a lease may do besides: let its replica know of a verify call before the draft for it is there."""
+
+    def announce(self, context: Context, draft: DraftHandle, *, want_laws: bool) -> None:
+        """The next call of `verify` will have these arguments. One that has others takes this back."""
+
+
+def announce(lease: Lease, context: Context, draft: DraftHandle, *, want_laws: bool) -> None:
+    """Have a lease announce a verify call, if it can (`Announces`)."""
+    if (announces := getattr(lease, "announce", None)) is not None:
+        announces(context, draft, want_laws=want_laws)
+
+
 class Tier(Protocol):
     """One pool."""
 

@@ -46,7 +46,7 @@ def test_a_lease_that_its_pool_ended_closes_nothing(ended: bool) -> None:
             stream.end.set()
             return b""
 
-        channel: Any = SimpleNamespace(call=close)
+        channel: Any = SimpleNamespace(call=close, num_sequences=0)
         grant: Any = LeaseGrant("r#1", None, None)  # type: ignore[arg-type]  # neither is looked at
         lease = RayLease("s", grant, stream, channel)
         if ended:

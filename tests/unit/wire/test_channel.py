@@ -23,7 +23,7 @@ from actors.wire import server as server_module
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
 from actors.wire.frames import _HEADER, Kind
-from actors.wire.server import Call, CallServer, completed
+from actors.wire.server import EARLY_PARTS, Announced, Call, CallServer, completed
 from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
 
 CONTEXT = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)
@@ -35,8 +35,11 @@ class Worker:
     def __init__(self) -> None:
         self.pending: list[tuple[int, Future[Draft]]] = []
         self.presence = Presence(60)
+        begin = self.presence.begin
+        self.presence.begin = lambda name, caller: (self.callers.add(caller), begin(name, caller))[1]  # type: ignore
         self.server = CallServer({Kind.PROPOSE: self._propose, Kind.CLOSE: self._close}, self.presence)
         self.closed: list[str] = []
+        self.callers: set[Any] = set()  # connections over which calls came
 
     def _propose(self, payload: bytes) -> Call:
         context, shape = decode_propose(payload)
@@ -375,5 +378,106 @@ def test_the_end_of_a_connection_ends_the_sequences_that_were_called_for_over_it
         worker.answer(1)
         worker.presence.end("t")
         assert await living
+
+    run(body)
+
+
+def announced(worker: Worker) -> tuple[list[Future[Draft]], list[bytes]]:
+    """Have verify calls answered that come in two parts; futures of the calls that have begun, and their parts."""
+    begun: list[Future[Draft]] = []
+    parts: list[bytes] = []
+
+    def verify(payload: bytes) -> Announced:
+        def begin(part: bytes) -> Call:
+            begun.append(Future())
+            parts.append(part)
+            return Call("s", begun[-1])
+
+        return Announced(begin)
+
+    worker.server.handlers = {**worker.server.handlers, Kind.VERIFY: verify}
+    return begun, parts
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_bring_it() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        begun, parts = announced(worker)
+        channel = await Channel.connect(endpoint)
+        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer = channel.announce(Kind.VERIFY, b"first", part)
+        await channel.call(Kind.CLOSE, b"s")  # the first part has come over
+        assert not begun
+        part.set_result(b"second")
+        await until(lambda: begun)
+        assert parts == [b"second"]
+        begun[0].set_result(Draft(np.array([7], np.int32)))
+        assert decode_draft(await answer).tokens.tolist() == [7]
+
+    run(body)
+
+
+@pytest.mark.parametrize("how", ["part fails", "answer is abandoned"])
+def test_a_call_whose_second_part_will_not_come_is_forgotten_by_the_actor(how: str) -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        begun, _ = announced(worker)
+        channel = await Channel.connect(endpoint)
+        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer = channel.announce(Kind.VERIFY, b"first", part)
+        await channel.call(Kind.CLOSE, b"s")
+        (caller,) = worker.callers
+        assert len(caller._announced) == 1
+        if how == "part fails":
+            part.set_exception(ChannelLost("the drafter died"))
+            await asyncio.sleep(0)
+        answer.cancel()
+        await until(lambda: not caller._announced)
+        if not part.done():
+            part.set_result(b"too late")
+        await channel.call(Kind.CLOSE, b"s")
+        assert not begun
+
+    run(body)
+
+
+def test_parts_that_come_twice_or_before_their_call_make_one_call_each() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        begun, parts = announced(worker)
+        channel = await Channel.connect(endpoint)
+        channel.send(Kind.DRAFT, 5, b"early")
+        channel.send(Kind.VERIFY, 5, b"first")
+        channel.send(Kind.DRAFT, 5, b"again")
+        channel.send(Kind.VERIFY, 5, b"first, again")
+        channel.send(Kind.VERIFY, 6, b"first")
+        channel.send(Kind.DRAFT, 6, b"second")
+        channel.send(Kind.DRAFT, 6, b"second, again")
+        for number in range(1000, 1000 + 2 * EARLY_PARTS):
+            channel.send(Kind.DRAFT, number, b"of nothing")
+        assert await channel.call(Kind.CLOSE, b"s") == b""
+        assert parts == [b"early", b"second"]
+        (caller,) = worker.callers
+        assert not caller._announced
+        assert len(caller._early) == EARLY_PARTS
+
+    run(body)
+
+
+def test_what_no_other_sequence_shares_a_step_with_leaves_at_once() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        assert channel.transport is not None
+        writes: list[bytes] = []
+        channel.transport.write = writes.append  # type: ignore[method-assign]
+        for num_sequences, num_writes in ((1, 1), (2, 1)):
+            channel.num_sequences = num_sequences
+            channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(2)))
+            assert len(writes) == num_writes
+        await asyncio.sleep(0)
+        assert len(writes) == 2
 
     run(body)
