@@ -9,8 +9,8 @@ import pytest
 
 from actors.messages import Origin, ReplicaStats, Verdict
 from cluster.coordinator.figures import FigureCounter
-from cluster.coordinator.generate import cut
 from cluster.coordinator.request import AheadOutcome
+from cluster.coordinator.rounds import cut
 from cluster.telemetry import metrics as m
 from cluster.telemetry.histogram import Histogram
 from cluster.telemetry.metrics import Distribution, Metric, Sample

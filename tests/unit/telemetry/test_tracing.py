@@ -16,9 +16,10 @@ from actors import spans
 from actors.messages import Draft, Origin, Verdict
 from actors.wire.frames import CONTEXT_BYTES, Kind
 from cluster.coordinator.errors import FailureCode, GenerationFailed
-from cluster.coordinator.generate import cut, generate
+from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import AheadOutcome, Finish
+from cluster.coordinator.rounds import cut
 from cluster.telemetry.tracing import RequestTrace, Tracing
 from tests.unit.coordinator.fakes import FAST, alone, make_request, make_tiers
 from tests.unit.telemetry.carrying import CarryingTier
