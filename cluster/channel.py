@@ -178,6 +178,7 @@ class Channel(FrameProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Whatever was asked here will not be answered."""
+        super().connection_lost(error)
         self._fail(ChannelLost("its actor died or cannot be reached"))
 
     def on_frame(self, kind: int, call: int, payload: bytes) -> None:

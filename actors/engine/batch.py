@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -74,6 +75,7 @@ class Batch:
         self.num_rows = 0
         self.forward_s = 0.0
         self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
+        self.computing: AbstractContextManager[object] = nullcontext()  # around each pass
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -186,12 +188,13 @@ class Batch:
         self._pass_began_s = began_s = time.monotonic()
         found: LogitRows | Best
         try:
-            if num_passes > 1:
-                assert self._decoder is not None
-                found = self._decoder.decode(step, num_passes, self.stop)
-                num_passes = len(found.ids)
-            else:
-                found = self._rows(step, shallow)
+            with self.computing:
+                if num_passes > 1:
+                    assert self._decoder is not None
+                    found = self._decoder.decode(step, num_passes, self.stop)
+                    num_passes = len(found.ids)
+                else:
+                    found = self._rows(step, shallow)
         except Exception as error:
             log.exception("forward pass failed")
             self.fail_all(error)

@@ -15,7 +15,7 @@ from actors.engine.jobs import Job, ReplicaFull, StaleCall
 from actors.engine.shallow import Shallow
 from actors.engine.step import KeepsFeatures, ModelRunner, Prepares, TakesFeatures
 from actors.messages import Ids, ReplicaStats
-from actors.priority import step_back
+from actors.priority import Aside
 from actors.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class Engine:
     # The engine's thread
 
     def _loop(self) -> None:
-        step_back()
+        self._batch.computing = Aside()
         wait_s: float | None = _IDLE_WAIT_S
         while not self._stopping:
             self._drain_commands(wait_s)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import os
 import struct
+import threading
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import cast
@@ -77,11 +79,26 @@ class FrameProtocol(asyncio.Protocol, abc.ABC):
         self._loop = asyncio.get_running_loop()
         self._parser = FrameParser(MAX_PAYLOAD_BYTES)
         self._outbox: list[bytes] = []
+        self._writing = threading.Lock()  # held by whichever thread writes
+        self._straight: int | None = None  # a descriptor for other threads, which no other connection can come to have
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
+
+    def let_threads_write(self) -> None:
+        """From now on `send_straight` writes, if the connection is not encrypted."""
+        assert self.transport is not None
+        if self.transport.get_extra_info("sslcontext") is None:
+            self._straight = os.dup(self.transport.get_extra_info("socket").fileno())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection has ended."""
+        with self._writing:
+            straight, self._straight = self._straight, None
+            if straight is not None:
+                os.close(straight)
 
     def data_received(self, data: bytes) -> None:
         """Hand the complete frames to `on_frame`; a stream that is none of ours ends the connection."""
@@ -105,9 +122,31 @@ class FrameProtocol(asyncio.Protocol, abc.ABC):
             self._flush()
 
     def _flush(self) -> None:
-        frames, self._outbox = self._outbox, []
-        if frames and self.transport is not None and not self.transport.is_closing():
-            self.transport.write(b"".join(frames))
+        with self._writing:
+            frames, self._outbox = self._outbox, []
+            if frames and self.transport is not None and not self.transport.is_closing():
+                self.transport.write(b"".join(frames))
+
+    def send_straight(self, frames: bytes) -> bool:
+        """Write whole frames now, from a thread that is not the event loop's, which need not be woken up for it.
+
+        False, and nothing is written, where that is not possible: what the loop has written before is still on its
+        way, or the connection has ended or is encrypted.
+        """
+        with self._writing:
+            transport = self.transport
+            if self._straight is None or transport is None or transport.is_closing():
+                return False
+            if self._outbox or transport.get_write_buffer_size():
+                return False
+            try:
+                num_written = os.write(self._straight, frames)
+            except OSError:  # full, or its end has not been heard of yet
+                return False
+            if num_written < len(frames):
+                self._outbox.insert(0, frames[num_written:])
+                self._loop.call_soon_threadsafe(self._flush)
+            return True
 
     @abc.abstractmethod
     def on_frame(self, kind: int, call: int, payload: bytes) -> None:

@@ -8,11 +8,12 @@ together: answered one by one, they would come back one by one, and each would b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import ssl
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from actors.presence import NotHeld, Presence
 from actors.wire import access
 from actors.wire.access import Endpoint, Refused
 from actors.wire.codec import encode
-from actors.wire.frames import CONTEXT_BYTES, MAX_PAYLOAD_BYTES, TRACED, BadFrame, FrameProtocol, Kind
+from actors.wire.frames import CONTEXT_BYTES, MAX_PAYLOAD_BYTES, TRACED, BadFrame, FrameProtocol, Kind, packed
 from actors.wire.hop import NoHop, SlowHop, open_hop
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class CallServer:
         self._spans = spans
         self._defer = defer
         self.secret = access.new_secret()
-        self._done: deque[tuple[_Caller, int, Call]] = deque()
+        self._done: deque[_Done] = deque()
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
@@ -149,23 +150,62 @@ class CallServer:
         self._done.append((caller, number, call))
         if not self._woken:
             self._woken = True
-            self._defer(self._wake)
+            is_later: list[bool] = []
+            self._defer(lambda: self._wake(is_complete=bool(is_later)))
+            is_later.append(True)
 
-    def _wake(self) -> None:
+    def _wake(self, *, is_complete: bool) -> None:
+        """Have the event loop answer. `is_complete`: all that a step has resolved is there.
+
+        Then answers leave from here where they can: the event loop comes to its turn only when this thread rests, and
+        by then it may be in the middle of the next step.
+        """
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._answer)
+            if is_complete and isinstance(self._hop, NoHop):
+                done = self._take_done()
+                self._loop.call_soon_threadsafe(self._answer, done, self._send_straight(done))
+            else:
+                self._loop.call_soon_threadsafe(lambda: self._answer(self._take_done()))
         except RuntimeError:  # the loop has ended, and its connections with it
             return
 
-    def _answer(self) -> None:
+    def _take_done(self) -> list[_Done]:
         self._woken = False  # before the queue is read: what comes from here on wakes the loop again
-        while self._done:
-            caller, number, call = self._done.popleft()
-            self._reply(caller, number, call, at_once=not self._done)
+        done: list[_Done] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                done.append(self._done.popleft())
+        return done
+
+    def _send_straight(self, done: Sequence[_Done]) -> set[int]:
+        """Send the answers of `done` that are answers, and tell which have left: their places in it."""
+        frames: dict[_Caller, list[tuple[int, bytes]]] = {}
+        for place, (caller, number, call) in enumerate(done):
+            try:
+                payload = encode(answer) if (answer := call.future.result()) is not None else b""
+            except Exception:  # the event loop's thread tells of it
+                log.debug("a call failed, or its answer cannot be sent", exc_info=True)
+                continue
+            frames.setdefault(caller, []).append((place, packed(Kind.RESULT, number, payload)))
+        return {
+            place for caller, those in frames.items() if caller.send_straight(b"".join(frame for _, frame in those))
+            for place, _ in those
+        }
+
+    def _answer(self, done: Sequence[_Done], sent: Set[int] = frozenset()) -> None:
+        for place, (caller, number, call) in enumerate(done):
+            if place in sent:
+                self._note_end(call, call.future.result(), None)
+            else:
+                self._reply(caller, number, call, at_once=place == len(done) - 1)
+
+    def _note_end(self, call: Call, answer: Any, failure: Exception | None) -> None:
+        self.presence.finish(call.sequence_id)
+        if call.span is not None:
+            call.span.end(answer, failure)
 
     def _reply(self, caller: _Caller, number: int, call: Call, *, at_once: bool = False) -> None:
-        self.presence.finish(call.sequence_id)
         answer, failure = None, None  # type: Any, Exception | None
         try:
             answer = call.future.result()
@@ -180,8 +220,7 @@ class CallServer:
             self._send(caller, Kind.FAILED, number, _line(error))
         else:
             self._send(caller, Kind.RESULT, number, payload, at_once=at_once)
-        if call.span is not None:  # after the answer has left
-            call.span.end(answer, failure)
+        self._note_end(call, answer, failure)  # after the answer has left
 
     def _send(self, caller: _Caller, kind: Kind, number: int, payload: bytes, *, at_once: bool = False) -> None:
         self._hop.pass_on(lambda: caller.send(kind, number, payload, at_once=at_once))
@@ -205,10 +244,12 @@ class _Caller(FrameProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Challenge the caller."""
         super().connection_made(transport)
+        self.let_threads_write()
         self.send(Kind.HELLO, 0, access.hello(self._nonce))
 
     def connection_lost(self, error: Exception | None) -> None:
         """The calls under way end by themselves; their sequences soon, unless they are called for in another way."""
+        super().connection_lost(error)
         self._patience.cancel()
         self.gone = True
         self._announced.clear()
@@ -280,6 +321,9 @@ class _Caller(FrameProtocol):
         if self.transport is not None:
             log.warning("a connection was closed: no proof within %.0f s", HANDSHAKE_S)
             self.transport.abort()
+
+
+_Done = tuple[_Caller, int, Call]  # answered, and not told yet
 
 
 def completed(answer: Any) -> Future[Any]:

@@ -22,7 +22,7 @@ from actors.wire import access, codec
 from actors.wire import server as server_module
 from actors.wire.access import Endpoint
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
-from actors.wire.frames import _HEADER, Kind
+from actors.wire.frames import _HEADER, Kind, packed
 from actors.wire.server import EARLY_PARTS, Announced, Call, CallServer, completed
 from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
 
@@ -481,3 +481,76 @@ def test_what_no_other_sequence_shares_a_step_with_leaves_at_once() -> None:
         assert len(writes) == 2
 
     run(body)
+
+
+def test_answers_leave_from_the_thread_that_found_them_whatever_the_event_loop_does() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        reader, _writer = await raw_connection(worker, endpoint)
+        ends: list[Callable[[], None]] = []
+        worker.server._defer = ends.append
+        worker.server._answer = lambda done, sent: None  # type: ignore  # the event loop has no time
+        thread = Thread(target=lambda: ([worker.answer(i) for i in range(3)], ends[0]()))
+        thread.start()
+        thread.join()
+        found = [await read_frame(reader) for _ in range(3)]
+        assert [number for _, number, _ in found] == [1, 2, 3]
+        assert [decode_draft(payload).tokens.tolist() for _, _, payload in found] == [[0], [1], [2]]
+
+    run(body)
+
+
+def test_answers_that_a_full_connection_does_not_take_follow_whole_and_in_order() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        num_tokens, num_calls = 200_000, 40
+        reader, _writer = await raw_connection(worker, endpoint, num_calls, num_tokens)
+        ends: list[Callable[[], None]] = []
+        worker.server._defer = ends.append
+        for index in range(num_calls):
+            worker.answer(index)
+            if index % 3 == 0:
+                await asyncio.to_thread(ends.pop())  # as steps of an engine end
+        await asyncio.to_thread(lambda: [end() for end in ends])
+        for index in range(num_calls):
+            kind, number, payload = await read_frame(reader)
+            assert (kind, number) == (Kind.RESULT, index + 1)
+            assert np.array_equal(decode_draft(payload).tokens, np.full(num_tokens, index))
+
+    run(body)
+
+
+def test_nothing_is_written_straight_on_a_connection_that_has_ended() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        channel = await Channel.connect(endpoint)
+        call = channel.call(Kind.PROPOSE, encode_propose(CONTEXT, DraftShape(1)))
+        await worker.has(1)
+        (caller,) = worker.callers
+        channel.close()
+        await until(lambda: caller.gone)
+        assert caller._straight is None
+        assert not caller.send_straight(b"anything")
+        worker.answer(0)
+        with pytest.raises(ChannelLost):
+            await call
+
+    run(body)
+
+
+async def raw_connection(
+    worker: Worker, endpoint: Endpoint, num_calls: int = 3, num_tokens: int = 1
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A caller that reads when it likes, with calls 1, 2, ... under way."""
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    _, _, hello = await read_frame(reader)
+    nonce = b"n" * access.NONCE_BYTES
+    proof = access.proof(endpoint.secret, b"caller", access.challenge_of(hello))
+    writer.write(packed(Kind.HELLO, 0, access.hello(nonce) + proof))
+    await read_frame(reader)
+    for number in range(1, num_calls + 1):
+        writer.write(packed(Kind.PROPOSE, number, encode_propose(CONTEXT, DraftShape(num_tokens))))
+    await worker.has(num_calls)
+    return reader, writer  # which closes when it is forgotten
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
+    length, kind, number = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    return kind, number, await reader.readexactly(length)
