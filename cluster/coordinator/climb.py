@@ -20,7 +20,7 @@ from cluster.coordinator.figures import FigureCounter
 from cluster.coordinator.hold import ASLEEP, Clock, Hold
 from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.notes import RoundNotes
-from cluster.coordinator.request import GenerationRequest
+from cluster.coordinator.request import GenerationRequest, TokenEvent
 from cluster.coordinator.rider import Rider
 from cluster.coordinator.runs import run_tokens
 from cluster.coordinator.sequence import Held, Sequence
@@ -109,8 +109,9 @@ class Climb:
             self._figures.degraded_steps += 1
         return self._landed(verdict, wanted)
 
-    def observe(self, wall_s: float) -> None:
-        """The round's verdict is committed."""
+    def observe(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
+        """The round's verdict is committed, and came to `event`."""
+        self._figures.end_round(verdict, event)
         self._planner.observe(self._control, self._notes.report(self._plan, wall_s), self._clock())
 
     async def _make_plan(self) -> RoundPlan:

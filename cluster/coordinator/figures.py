@@ -32,6 +32,9 @@ class FigureCounter:
         self.degraded_steps = 0
         self.lease_moves = 0
 
+    def end_round(self, verdict: Verdict, event: TokenEvent) -> None:
+        """A round was committed, and the next one begins now: before its first call, `count_round` after that."""
+
     def count_round(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
         """Add a committed round: `event` is what was left of `verdict` after the cut."""
         num_passes = max(1, len(event.token_ids) - verdict.num_accepted)  # each of a run's plain tokens is a round

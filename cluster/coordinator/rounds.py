@@ -62,7 +62,7 @@ class Rounds:
                 began_s = self._clock()  # of the next round: whatever is done from here on is in its time
                 event = cut(verdict, self._sequence.remaining, self._stop_ids)
                 self._sequence.commit(event.token_ids)
-                self._climb.observe(wall_s)
+                self._climb.observe(verdict, event, wall_s)
                 is_last = event.ends_with_stop or self._sequence.remaining == 0
                 self._tell(Decided(verdict, event, wall_s, is_last))
                 if is_last:

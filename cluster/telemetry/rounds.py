@@ -76,9 +76,8 @@ class TracedFigures(FigureCounter):
         self._spans = rounds
         self._number = 0
 
-    def count_round(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
+    def end_round(self, verdict: Verdict, event: TokenEvent) -> None:
         """A round was committed."""
-        super().count_round(verdict, event, wall_s)
         self._number += 1
         self._spans.committed(self._number, verdict, event)
 

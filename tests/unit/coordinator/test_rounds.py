@@ -11,7 +11,7 @@ import pytest
 
 from actors.messages import Origin, Verdict
 from actors.sampling.params import SamplingParams
-from cluster.coordinator.request import GenerationRequest
+from cluster.coordinator.request import GenerationRequest, TokenEvent
 from cluster.coordinator.rounds import Rounds
 from cluster.coordinator.sequence import Sequence
 
@@ -32,7 +32,7 @@ class Climb:
         token = await self.under_way
         return Verdict(np.array([token], np.int32), 0, 0, Origin.PLAIN)
 
-    def observe(self, wall_s: float) -> None:
+    def observe(self, verdict: Verdict, event: TokenEvent, wall_s: float) -> None:
         self.observed.append(wall_s)
 
     async def ends(self, token: int) -> None:

@@ -115,7 +115,7 @@ def test_rounds_follow_one_another_and_calls_belong_to_the_one_under_way() -> No
             figures.count_ahead(AheadOutcome.HIT)
             figures.degrade(0, "late")
         found = verdict()
-        figures.count_round(found, cut(found, 9, frozenset()), 0.1)
+        figures.end_round(found, cut(found, 9, frozenset()))
     request.end("length", figures.snapshot(), failed=False)
     rounds = [*traced.named("prefill"), *traced.named("round")]
     assert [span.attributes["outrider.round"] for span in rounds] == [1, 2, 3]  # type: ignore[index]
@@ -153,10 +153,10 @@ def test_a_failure_is_told_by_its_kind_alone() -> None:
         assert "secret" not in span.to_json()
 
 
-def test_a_traced_ladder_gives_the_text_of_the_plain_one() -> None:
+def climbed(traced: Traced) -> list[Any]:
+    """What a traced request of 40 tokens yields."""
 
     async def main() -> list[Any]:
-        traced = Traced()
         request = traced.request()
         assert request is not None
         figures = request.figures("a")
@@ -170,6 +170,20 @@ def test_a_traced_ladder_gives_the_text_of_the_plain_one() -> None:
         traced.check_links()
         return events
 
-    *events, finish = asyncio.run(main())
+    return asyncio.run(main())
+
+
+def test_a_traced_ladder_gives_the_text_of_the_plain_one() -> None:
+    *events, finish = climbed(Traced())
     assert isinstance(finish, Finish)
     assert [int(token) for event in events for token in event.token_ids] == alone(40)
+
+
+def test_a_round_that_begins_before_the_last_one_is_handed_out_has_its_own_calls() -> None:
+    traced = Traced()
+    *events, _ = climbed(traced)
+    rounds = [*traced.named("prefill"), *traced.named("round")]
+    assert len(rounds) == len(events)
+    for name in ("propose", "verify"):
+        parents = [span.parent.span_id for span in traced.named(name)]  # type: ignore[union-attr]
+        assert parents == [span.context.span_id for span in rounds][: len(parents)]  # type: ignore[union-attr]
