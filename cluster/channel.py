@@ -131,8 +131,8 @@ class Channel(FrameProtocol):
 
         def withdraw(answer: asyncio.Future[bytes]) -> None:
             part.remove_done_callback(follow)
-            if answer.cancelled() and not has_followed:
-                self.send(Kind.DRAFT, number)  # nothing: it is not waited for any more
+            if not has_followed:  # abandoned, or ended with its lease: the actor need not keep what it was told
+                self.send(Kind.WITHDRAW, number)
 
         part.add_done_callback(follow)
         answer.add_done_callback(withdraw)

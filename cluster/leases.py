@@ -213,22 +213,15 @@ class RayLease:
                 payloads.append(encode(draft))
                 continue
             assert isinstance(draft, RemoteDraft)
-            try:
-                payloads.append(draft.payload.result() if draft.payload.done() else await asyncio.shield(draft.payload))
-            except (ChannelLost, CallFailed) as error:
-                raise DraftLost(str(error)) from error
+            payloads.append(await _came(draft))
         return await self._verdict(Kind.VERIFY, encode_verify(context, payloads, want_laws), trace)
 
     async def _announced_verdict(self, announced: _Announced) -> Verdict:
-        payload = announced.draft.payload
         try:
-            if payload.done():
-                payload.result()
-            else:
-                await asyncio.shield(payload)
-        except (ChannelLost, CallFailed) as error:
+            await _came(announced.draft)
+        except BaseException:  # it failed, or nobody waits for the verdict any more
             announced.answer.cancel()
-            raise DraftLost(str(error)) from error
+            raise
         return await self._read(announced.answer)
 
     async def step(self, context: Context, shape: DraftShape, trace: bytes = b"") -> Verdict:
@@ -466,6 +459,15 @@ class _Search:
 def _tag(replica_id: str) -> str:
     """The Serve replica of a `LeaseGrant.replica_id`, whichever generation of its actors."""
     return replica_id.rpartition("#")[0]
+
+
+async def _came(draft: RemoteDraft) -> bytes:
+    """The payload of a draft once it is there. Raises `DraftLost`."""
+    payload = draft.payload
+    try:
+        return payload.result() if payload.done() else await asyncio.shield(payload)
+    except (ChannelLost, CallFailed) as error:
+        raise DraftLost(str(error)) from error
 
 
 def _mark_seen(outcome: asyncio.Future[bytes]) -> None:

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     PING = 10  # is anybody there? asked while a call takes long
     PONG = 11
     DRAFT = 12  # what the call with the same number, a `VERIFY` without its last draft, waits for
+    WITHDRAW = 13  # instead of that: the call is not wanted any more
 
 
 class BadFrame(Exception):

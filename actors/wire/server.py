@@ -107,17 +107,17 @@ class CallServer:
         if isinstance(self._hop, SlowHop):
             self._hop.close()
 
+    def bring(self, act: Callable[[], None]) -> None:
+        """Run `act`, which takes what a caller has sent, once that has come over."""
+        self._hop.pass_on(act)
+
     def start(self, caller: _Caller, number: int, kind: Kind, payload: bytes, trace: bytes = b"") -> None:
-        """Run one call once it has come over. Nothing it does may end the connection of the others."""
-        self._hop.pass_on(lambda: self._start(caller, number, kind, partial(self.handlers[kind], payload), trace))
+        """Run one call. Nothing it does may end the connection of the others."""
+        self._start(caller, number, kind, partial(self.handlers[kind], payload), trace)
 
-    def bring(self, caller: _Caller, number: int, part: bytes) -> None:
-        """Take the last part of a call once it has come over."""
-        self._hop.pass_on(lambda: caller.take(number, part))
-
-    def complete(self, caller: _Caller, number: int, announced: Announced, part: bytes) -> None:
-        """Run a call whose last part is there. It is no longer wanted if there is nothing in that."""
-        if part:
+    def complete(self, caller: _Caller, number: int, announced: Announced, part: bytes | None) -> None:
+        """Run a call whose last part is there; None: it is no longer wanted."""
+        if part is not None:
             self._start(caller, number, Kind.VERIFY, partial(announced.begin, part), announced.trace)
 
     def _start(
@@ -237,7 +237,7 @@ class _Caller(FrameProtocol):
         self.gone = False  # the connection has ended
         self._started: OrderedDict[int, None] = OrderedDict()  # the latest calls, by number
         self._announced: dict[int, Announced] = {}
-        self._early: OrderedDict[int, bytes] = OrderedDict()  # parts of calls that have not come yet
+        self._early: OrderedDict[int, bytes | None] = OrderedDict()  # parts of calls that have not come yet
         self._parser.max_payload_bytes = HANDSHAKE_BYTES
         self._patience = self._loop.call_later(HANDSHAKE_S, self._give_up)
 
@@ -257,7 +257,7 @@ class _Caller(FrameProtocol):
             log.info("a coordinator's connection has ended, and %d sequences were called for over it", deserted)
 
     def on_frame(self, kind: int, call: int, payload: bytes) -> None:
-        """Start a call, or check the caller's proof first."""
+        """Take a call or a part of one, or check the caller's proof first."""
         if not self._known:
             self._check(kind, payload)
             return
@@ -268,8 +268,15 @@ class _Caller(FrameProtocol):
             kind, trace, payload = kind & ~TRACED, payload[:CONTEXT_BYTES], payload[CONTEXT_BYTES:]
         if kind == Kind.PING:
             self.send(Kind.PONG, call)
-        elif kind == Kind.DRAFT:
-            self._server.bring(self, call, payload)
+        else:
+            self._server.bring(partial(self._come, kind, call, payload, trace))
+
+    def _come(self, kind: int, call: int, payload: bytes, trace: bytes) -> None:
+        """Something has come over: what is told of calls that came is of those that have come over too."""
+        if kind == Kind.DRAFT:
+            self._take(call, payload)
+        elif kind == Kind.WITHDRAW:
+            self._take(call, None)
         elif call in self._started:
             log.warning("a call came twice")
         elif kind in self._server.handlers:
@@ -282,14 +289,13 @@ class _Caller(FrameProtocol):
 
     def expect(self, number: int, announced: Announced) -> None:
         """A call has come whose last part follows, or has overtaken it."""
-        part = self._early.pop(number, None)
-        if part is not None:
-            self._server.complete(self, number, announced, part)
+        if number in self._early:
+            self._server.complete(self, number, announced, self._early.pop(number))
         elif not self.gone:
             self._announced[number] = announced
 
-    def take(self, number: int, part: bytes) -> None:
-        """The last part of a call, which is there, or has been overtaken, or has failed already."""
+    def _take(self, number: int, part: bytes | None) -> None:
+        """The last part of a call, which is there, or has been overtaken, or has failed already. None: none comes."""
         announced = self._announced.pop(number, None)
         if announced is not None:
             self._server.complete(self, number, announced, part)

@@ -318,6 +318,32 @@ def test_an_announced_call_whose_draft_is_lost_says_so_and_may_be_repeated_witho
     assert announcing(body).verified == [[]]
 
 
+def test_a_call_that_is_abandoned_before_its_draft_came_is_not_made() -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+        draft = RemoteDraft(payload)
+        lease.announce(CONTEXT, draft, want_laws=False)
+        verifying = asyncio.create_task(lease.verify(CONTEXT, draft, want_laws=False))
+        await asyncio.sleep(0)
+        verifying.cancel()
+        await asyncio.wait({verifying})
+        payload.set_result(encode(DRAFT))  # nobody waits for it any more
+
+    assert announcing(body).verified == []
+
+
+def test_an_announced_call_is_taken_back_when_the_pool_ends_its_lease() -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+        await lease.verify(CONTEXT, want_laws=False)
+        lease.announce(replace(CONTEXT, round=2), RemoteDraft(payload), want_laws=False)
+        while not verifies.num_waiting:
+            await asyncio.sleep(0.001)
+        lease._stream.cancel()
+        while not lease.revoked:
+            await asyncio.sleep(0.001)
+
+    assert announcing(body).verified == [[]]
+
+
 def test_an_announcement_ends_with_its_lease() -> None:
     async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
         lease.announce(CONTEXT, RemoteDraft(payload), want_laws=False)

@@ -422,7 +422,7 @@ def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_b
     run(body)
 
 
-@pytest.mark.parametrize("how", ["part fails", "answer is abandoned"])
+@pytest.mark.parametrize("how", ["part fails", "answer is abandoned", "its lease ends"])
 def test_a_call_whose_second_part_will_not_come_is_forgotten_by_the_actor(how: str) -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         begun, _ = announced(worker)
@@ -435,12 +435,29 @@ def test_a_call_whose_second_part_will_not_come_is_forgotten_by_the_actor(how: s
         if how == "part fails":
             part.set_exception(ChannelLost("the drafter died"))
             await asyncio.sleep(0)
-        answer.cancel()
+        if how == "its lease ends":
+            answer.set_exception(ChannelLost("its lease ended"))
+            answer.exception()
+        else:
+            answer.cancel()
         await until(lambda: not caller._announced)
         if not part.done():
             part.set_result(b"too late")
         await channel.call(Kind.CLOSE, b"s")
         assert not begun
+
+    run(body)
+
+
+def test_a_second_part_without_a_byte_is_a_part_like_any_other() -> None:
+    async def body(worker: Worker, endpoint: Endpoint) -> None:
+        begun, parts = announced(worker)
+        channel = await Channel.connect(endpoint)
+        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        channel.announce(Kind.VERIFY, b"first", part)
+        part.set_result(b"")  # of a drafter that is broken: the verifying actor finds that it cannot be read
+        await until(lambda: begun)
+        assert parts == [b""]
 
     run(body)
 

@@ -13,7 +13,7 @@ from actors.sampling.params import SamplingParams
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
 from actors.wire.frames import Kind
 from actors.wire.hop import NoHop, SlowHop, open_hop
-from actors.wire.server import Call, CallServer, completed
+from actors.wire.server import Announced, Call, CallServer, completed
 from cluster.channel import CallFailed, Channel
 from tests.unit.emulation.devices import WORDS
 
@@ -69,3 +69,23 @@ def test_calls_and_answers_over_a_hop_are_the_same_and_each_waits_twice() -> Non
         server.close()
 
     asyncio.run(body())
+
+
+def test_a_part_that_overtook_its_call_is_not_lost_on_the_hop() -> None:
+    begun: list[bytes] = []
+
+    def verify(payload: bytes) -> Announced:
+        return Announced(lambda part: (begun.append(part), Call("s", completed(None)))[-1])
+
+    async def body() -> None:
+        server = CallServer({Kind.VERIFY: verify, Kind.CLOSE: lambda _: Call("s", completed(None))}, Presence(60),
+                            hop_s=HOP_S)
+        channel = await Channel.connect(await server.listen("127.0.0.1"))
+        channel.send(Kind.DRAFT, 7, b"second")
+        channel.send(Kind.VERIFY, 7, b"first")
+        async with asyncio.timeout(30):
+            await channel.call(Kind.CLOSE, b"s")
+        server.close()
+
+    asyncio.run(body())
+    assert begun == [b"second"]
