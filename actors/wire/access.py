@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from actors.wire.codec import SCHEMA
 
 NONCE_BYTES = 16
-_HELLO = b"outrider-2 " + SCHEMA
+_HELLO = b"outrider-3 " + SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Messages as bytes: msgpack of their fields in order, arrays as typed binary. Nothing in it can run code.
 
-Both ends must have the same classes; `SCHEMA` names them, and is compared when a connection opens.
+Both ends must have the same classes and kinds of messages; `SCHEMA` names them, and is compared when they connect.
 
 A grammar may be long, and every call names it: it travels whole with calls that tell a sequence from its beginning,
 with others by its digest. An actor that has forgotten it is told the whole sequence again, as when it lacks a prefix.
@@ -37,6 +37,7 @@ from actors.messages import (
 from actors.sampling.params import SamplingParams
 from actors.sampling.policies import POLICIES, LossyPolicy
 from actors.wire.checked import Unreadable, check_draft, check_enumeration
+from actors.wire.frames import Kind
 
 Message = TypeVar("Message")
 
@@ -57,10 +58,18 @@ _LOSSY = _names(SamplingParams).index("lossy")
 _GRAMMAR = _names(SamplingParams).index("grammar")
 _SAMPLING = _names(Context).index("sampling")
 _FIELDS = {cls: attrgetter(*_names(cls)) for cls in _WIRE_CLASSES}
-SCHEMA = hashlib.blake2b(
-    repr([(cls.__name__, _names(cls)) for cls in _WIRE_CLASSES] + [str(dtype) for dtype in _DTYPES]).encode(),
-    digest_size=8,
-).digest()
+
+
+def schema(classes: Sequence[type[Any]], kinds: Sequence[Kind]) -> bytes:
+    """Digest of what travels: the fields of `classes`, and the `kinds` of messages."""
+    parts = (
+        [(cls.__name__, _names(cls)) for cls in classes], [str(dtype) for dtype in _DTYPES],
+        [(kind.name, kind.value) for kind in kinds],
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+
+
+SCHEMA = schema(_WIRE_CLASSES, tuple(Kind))
 
 
 def encode_propose(context: Context, shape: DraftShape) -> bytes:

@@ -29,6 +29,7 @@ from actors.sampling.params import SamplingParams
 from actors.sampling.policies import BigLittle, TypicalAcceptance
 from actors.wire import codec
 from actors.wire.checked import Unreadable
+from actors.wire.frames import Kind
 from tests.grammars import schema
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -274,3 +275,10 @@ def test_features_are_views_of_what_has_arrived_and_travel_on_as_the_same_bytes(
 def test_features_of_another_kind_do_not_travel(rows: Any) -> None:
     with pytest.raises(TypeError, match="features of shape"):
         codec.encode(Verdict(np.zeros(1, np.int32), 0, 0, Origin.PLAIN, features=Features(0, rows)))
+
+
+def test_ends_that_know_other_kinds_of_messages_do_not_belong_together() -> None:
+    classes = codec._WIRE_CLASSES
+    digests = [codec.schema(classes, kinds) for kinds in (tuple(Kind), tuple(Kind)[:-1], tuple(Kind)[1:])]
+    assert digests[0] == codec.SCHEMA
+    assert len({*digests, codec.schema(classes[1:], tuple(Kind))}) == 4
