@@ -17,6 +17,7 @@ import numpy as np
 from actors import logs
 from actors.cores import stay_on
 from actors.drafter_specs import DrafterSpec
+from actors.garbage import settle
 from actors.leased import LeasedActor
 from actors.messages import Draft, Enumeration, Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
@@ -59,6 +60,7 @@ class DraftActor(LeasedActor):
             handlers, self._presence, self._drafter.between_steps, hop_s=model_spec.hop_s,
             spans=Spans.open(watch, {"outrider.component": "draft"}, {"outrider.tier": name}),
         )
+        settle()
 
     async def listen(self) -> Endpoint:
         """Take proposals on a port of this node."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from actors import logs
 from actors.cores import stay_on
+from actors.garbage import settle
 from actors.leased import LeasedActor
 from actors.messages import Draft, Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
@@ -96,7 +97,9 @@ class RankWorker(LeasedActor):
     async def start(self, meeting: Rendezvous | None) -> ReplicaInfo | None:
         """Join the group (None: there is none, this rank is alone), load, shard; rank 0 answers its info."""
         self._loop = asyncio.get_running_loop()
-        return await asyncio.to_thread(self._start, meeting)
+        info = await asyncio.to_thread(self._start, meeting)
+        settle()
+        return info
 
     async def listen(self) -> Endpoint:
         """Take verify passes on a port of this node (rank 0, once `start` has returned)."""

@@ -37,6 +37,7 @@ from cluster.coordinator.tier import (
 
 Piece = DraftHandle | Draft
 NO_DRAFT = Draft(NO_TOKENS)
+FEW_REQUESTS = 4  # so few are answered sooner; more share their passes, and each pays for the messages of all
 _ALL_FULL = "every replica of the target model is full: retry later or add replicas"
 
 
@@ -325,7 +326,7 @@ class Climb:
                 call = partial(lease.verify, context, *pieces, want_laws=want_laws)
             else:
                 call = partial(lease.step, context, step)
-            if len(pieces) == 1 and proposal is not None:
+            if len(pieces) == 1 and proposal is not None and self._ladder.open_requests.num <= FEW_REQUESTS:
                 announce(lease, context, proposal.handle, want_laws=want_laws)
             try:
                 verdict = await verify_within(

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from actors import logs
+from actors.garbage import settle
 from actors.grammar.vocabulary import know, pieces_of
 from actors.loading.tokenizer import explain_mismatch, load_tokenizer
 from actors.messages import ReplicaInfo
@@ -132,6 +133,7 @@ class Ingress:
         self._status = PoolsStatus(config, pools, self._load)
         self._watch = IngressWatch(config, tag, self._admission, pools, board)
         self._watch.start()
+        settle()
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: CallContext) -> pb.GenerateResponse:
         """A whole completion."""

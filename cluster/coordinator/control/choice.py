@@ -5,6 +5,7 @@ A choice is evaluated by the goodput model of its kind: chain, tree, overlapped 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -183,7 +184,7 @@ def _trees(scene: Scene) -> list[Choice]:
     for c in choices:
         tokens = scene.tree_trust * c.tokens
         rate = tree_rate(tokens, c.num_nodes, c.k, draft, target, costs)
-        rated.append(replace(c, rate=rate, seconds=tokens / rate))
+        rated.append(replace(c, rate=rate, seconds=tokens / rate if rate else math.inf))
     return rated
 
 
