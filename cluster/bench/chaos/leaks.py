@@ -86,7 +86,7 @@ def verdicts(readings: Sequence[Reading]) -> list[Verdict]:
     )]
     stopped = max((reading.num_stopped for reading in readings[-1:]), default=0)
     found.append(Verdict("no process stands still for good", not stopped, f"{stopped} at the end"))
-    warm = list(readings[int(len(readings) * WARM_UP) :])
+    warm = warmed_up(readings)
     if len(warm) < LEAST_READINGS:
         why = f"{len(warm)} looks after the warm-up are too few; soak for longer"
         return [*found, *(Verdict(claim, None, why) for claim in (
@@ -102,13 +102,22 @@ def verdicts(readings: Sequence[Reading]) -> list[Verdict]:
     ]
 
 
+def warmed_up(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """Those after the warm-up."""
+    return readings[int(len(readings) * WARM_UP) :]
+
+
+def more_processes(before: Reading, now: Reading) -> list[str]:
+    """The kinds of which there are more now."""
+    counts = {
+        name: [reading.kinds[name].num_processes if name in reading.kinds else 0 for reading in (before, now)]
+        for name in sorted({*before.kinds, *now.kinds})
+    }
+    return [f"{name}: {first} then {last}" for name, (first, last) in counts.items() if last > first]
+
+
 def _counts(warm: Sequence[Reading], names: Sequence[str]) -> Verdict:
-    more = []
-    for name in names:
-        first, last = (reading.kinds[name].num_processes if name in reading.kinds else 0 for reading in
-                       (warm[0], warm[-1]))
-        if last > first:
-            more.append(f"{name}: {first} then {last}")
+    more = more_processes(warm[0], warm[-1])
     return Verdict("as many processes as before", not more, "; ".join(more) or f"of each of {len(names)} kinds")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cluster.bench.chaos.bench import Bench
 from cluster.bench.chaos.faults import Fault
 from cluster.bench.chaos.judge import LEFT, OK, Stream, may_end, wrong_tokens
-from cluster.bench.chaos.leaks import Reading, read
+from cluster.bench.chaos.leaks import Reading, more_processes, read, warmed_up
 from cluster.bench.chaos.load import Load
 from cluster.bench.chaos.schedule import Blow
 from cluster.bench.chaos.site import NotWhole, object_store_mib
@@ -22,6 +22,8 @@ PER_PAUSE = 6  # faults between two pauses
 FELT_S = 60.0  # a fault may cut streams for so long
 RELAY_S = 3.0  # after that time most streams were begun, and leased, through relays
 SETTLE_S = 2.0  # of a pause, before anything is counted
+REPLACED_S = 130.0  # HAProxy gives one that it replaced 120 s to end its streams (RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S)
+LOOK_AGAIN_S = 10.0
 
 
 @dataclass
@@ -44,6 +46,7 @@ def soak(bench: Bench, blows: Iterator[Blow], duration_s: float, every_s: float,
         while time.monotonic() - began_s < duration_s:
             _under_load(bench, blows, found, every_s, began_s + duration_s, on_blow)
             _pause(bench, found, began_s)
+        _outlast(found, began_s)
     found.lasted_s = time.monotonic() - began_s
     return found
 
@@ -95,9 +98,23 @@ def _pause(bench: Bench, found: Soak, began_s: float) -> None:
         bench.site.wait_whole()
         held = bench.site.wait_idle()
         time.sleep(SETTLE_S)
-        found.readings.append(read(processes.descendants, object_store_mib(), held, began_s))
+        _look(found, held, began_s)
         return
     found.unwell.append(f"after {time.monotonic() - began_s:.0f} s the service was not whole again")
+
+
+def _look(found: Soak, held: Sequence[str], began_s: float) -> None:
+    found.readings.append(read(processes.descendants, object_store_mib(), held, began_s))
+
+
+def _outlast(found: Soak, began_s: float) -> None:
+    """Look again until a process that was replaced a moment ago has ended, as it must within its time."""
+    until_s = time.monotonic() + REPLACED_S
+    while found.readings and time.monotonic() < until_s:
+        if not more_processes(warmed_up(found.readings)[0], found.readings[-1]):
+            return
+        time.sleep(LOOK_AGAIN_S)
+        _look(found, found.readings[-1].held, began_s)
 
 
 def verdicts(found: Soak, expected: dict[str, tuple[int, ...]]) -> list[Verdict]:

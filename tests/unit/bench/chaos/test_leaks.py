@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from cluster.bench.chaos import soak
 from cluster.bench.chaos.leaks import Holding, Reading, verdicts
 
 Grow = Callable[[int], float]
@@ -71,3 +73,26 @@ def test_what_grows_towards_a_limit_of_rays_own_is_a_leak_only_beyond_it(per_loo
         Reading(100.0 * i, {"log_monitor.py": Holding(2, 80.0, 50 + per_look * i)}, 1.0, 0, ()) for i in range(12)
     ]
     assert broken(found) == ([CLAIMS[3]] if leaks else [])
+
+
+def test_a_process_that_was_replaced_is_given_its_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = soak.Soak(readings=readings(processes=lambda i: i == 11))
+    later = iter([replace(found.readings[-1], at_s=1110.0), replace(found.readings[0], at_s=1120.0)])
+    monkeypatch.setattr(soak, "read", lambda *arguments: next(later))
+    monkeypatch.setattr(soak, "object_store_mib", lambda: 1.0)
+    monkeypatch.setattr(soak, "LOOK_AGAIN_S", 0.0)
+    assert broken(found.readings) == [CLAIMS[2]]
+    soak._outlast(found, 0.0)
+    assert broken(found.readings) == []
+    soak._outlast(found, 0.0)  # nothing to wait for: nobody looks again
+    assert len(found.readings) == 14
+
+
+def test_a_process_that_stays_is_a_leak_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = soak.Soak(readings=readings(processes=lambda i: i == 11))
+    monkeypatch.setattr(soak, "read", lambda *arguments: found.readings[-1])
+    monkeypatch.setattr(soak, "object_store_mib", lambda: 1.0)
+    monkeypatch.setattr(soak, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(soak, "REPLACED_S", 0.01)
+    soak._outlast(found, 0.0)
+    assert broken(found.readings) == [CLAIMS[2]]
