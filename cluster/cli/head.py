@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.cli import processes
 from cluster.cli.output import CommandError
 
-ATTEMPTS = 3  # about one start in twenty of Ray 2.60 hangs until its 30 s are over, on an idle machine too
+ATTEMPTS = 3  # a start of Ray 2.60 may hang until its 30 s are over (seen: 3 of some 260), on an idle machine too
 LAST_LINES = 12
 LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
 
