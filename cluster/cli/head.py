@@ -21,7 +21,8 @@ def start(init: Callable[[], object], shutdown: Callable[[], object], temp_dir: 
 
     What a failed attempt left is ended before the next, and its last log lines are logged. Raises `CommandError` when
     the last attempt fails, and whatever `init` raises besides `RuntimeError` and plain `Exception`, which are Ray's
-    for a process that did not start.
+    for a process that did not start. `init` must refuse with another error where a Ray runs already: a failed attempt
+    would end it.
     """
     for attempt in range(1, ATTEMPTS + 1):
         ours = {process.pid for process in processes.descendants()}

@@ -184,12 +184,13 @@ def platform(
 
     `store_bytes`: of the object store; None: Ray's choice. More nodes may join: the proxies stay on this one.
     Interrupts (Ctrl-C, SIGTERM) surface as `KeyboardInterrupt` inside; during the shutdown they are ignored.
-    Raises `CommandError` when a port is taken, `ConfigError` when a certificate cannot be used.
+    Raises `CommandError` when a port is taken or this process runs Ray, `ConfigError` for an unusable certificate.
     """
     if server.tls is not None:
         server.tls.check_files()
     require_free(server.grpc_port, "server.grpc_port")
     require_free(server.http_port, "server.http_port")
+    _require_no_ray()
     prepare_environment()
     # Short and outside any project: Ray puts sockets there, whose paths have a limit of about 100 characters.
     with (
@@ -203,6 +204,13 @@ def platform(
         finally:
             processes.ignore_interrupts()
             _stop(temp_dir, verbose)
+
+
+def _require_no_ray() -> None:
+    """Starting another one would fail, and what ends after a failed start is whatever Ray this process runs."""
+    ray = sys.modules.get("ray")  # not imported here: it reads the environment, which is not prepared yet
+    if ray is not None and ray.is_initialized():
+        raise CommandError("this process runs Ray already: call ray.shutdown() first")
 
 
 def _start(

@@ -47,13 +47,13 @@ from cluster.ingress.servicer import Unreadable
 from cluster.ingress.speculation import COLD_LOOKAHEAD, controller, coordinator_settings
 from cluster.ingress.status import PoolsStatus
 from cluster.ingress.tokenizing import TextCodec
-from cluster.leases import RayTier
 from cluster.prefixes import LocalPrefixes, SharedPrefixes
 from cluster.rpc import outrider_pb2 as pb
 from cluster.running import running
 from cluster.scaling.reports import of_ingress
 from cluster.telemetry.prometheus import CONTENT_TYPE
 from cluster.telemetry.watch import IngressWatch, Metadata, WatchedRequest
+from cluster.tiers import RayTier
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from actors.messages import AheadPlan, Context, Draft, DraftShape, Ids, ReplicaI
 from cluster.coordinator.tier import NO_TOKENS, DraftHandle, EnumerationHandle
 
 if TYPE_CHECKING:
-    from cluster.leases import RayLease, RayTier, RemoteDraft, RemoteEnumeration
+    from cluster.leases import RayLease, RemoteDraft, RemoteEnumeration
     from cluster.telemetry.tracing import CallSpan, RequestTrace
+    from cluster.tiers import RayTier
 
 
 class TracedTier:

@@ -31,9 +31,10 @@ from actors.wire.server import Call, CallServer, completed, node_address
 from cluster.channel import Channel
 from cluster.coordinator.tier import DraftLost, NoReplica, PoolFull, ReplicaLost
 from cluster.groups import PoolSettings
-from cluster.leases import RayLease, RayTier
+from cluster.leases import RayLease
 from cluster.pools import LeaseGrant, Pool
 from cluster.running import running
+from cluster.tiers import RayTier
 from tests.ray.serving import end_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio]

@@ -19,9 +19,10 @@ from cluster.coordinator.ladder import Ladder
 from cluster.coordinator.request import Finish, GenerationRequest
 from cluster.coordinator.settings import CoordinatorSettings
 from cluster.coordinator.tier import NO_TOKENS
-from cluster.leases import RayLease, RayTier
+from cluster.leases import RayLease
 from cluster.pools import Pool
 from cluster.prefixes import LocalPrefixes, PrefixDirectory, SharedPrefixes
+from cluster.tiers import RayTier
 from tests.conftest import TinyModel
 from tests.ray.serving import end_serve
 

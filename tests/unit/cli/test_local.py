@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -173,6 +174,15 @@ def test_the_environment_of_one_service_is_gone_with_it(tmp_path: Path, monkeypa
 def test_ladder_names_every_tier() -> None:
     config = load_config("smollm2", environ={})
     assert ladder(config).row_count == len(config.tiers)
+
+
+def test_a_ray_that_this_process_runs_already_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    grpc, http = local.free_ports(2)
+    server = with_ports(load_config("smollm2", environ={}), grpc, http).server
+    with pytest.raises(CommandError, match="runs Ray already"), local.platform(server, 1, {}):
+        pass
 
 
 def test_serve_refuses_an_unknown_configuration_in_one_line() -> None:
