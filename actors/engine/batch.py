@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -75,6 +76,7 @@ class Batch:
         self.num_rows = 0
         self.forward_s = 0.0
         self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
+        self._pass_s = 0.0  # what it took, of several at once each
         self.computing: AbstractContextManager[object] = nullcontext()  # around each pass
 
     @property
@@ -201,6 +203,7 @@ class Batch:
             return True  # the page copies are still to be made
         self.pass_ended_s = time.monotonic()
         seconds = self.pass_ended_s - began_s
+        self._pass_s = seconds / num_passes
         for active in self._table.active.values():
             assert active.job is not None
             active.job.model_seconds += seconds
@@ -247,9 +250,12 @@ class Batch:
             assert job is not None
             if job.pending or chunk.end < len(sequence.ids) or job.first_logit < chunk.end - 1:
                 return 1
-            if job.shallow is not None or job.deadline_s is not None:
+            if job.shallow is not None:
                 return 1
             wanted.append(job.num_greedy())
+            if job.deadline_s is not None and math.isfinite(job.deadline_s):
+                # None is to begin after it, if they take as long as the latest one.
+                wanted.append(math.ceil((job.deadline_s - time.monotonic()) / self._pass_s) if self._pass_s else 1)
         num_passes = min(wanted)
         if num_passes < 2 or self.kv.num_free < len(chunks) * (1 + num_passes // self.kv.page_tokens):
             return 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from actors.drafters.model import DraftJob
 from actors.engine.jobs import SequenceRejected
+from actors.engine.step import Best, Int32s, StepInput
 from actors.messages import Context, Draft, Ids, Verdict
 from actors.sampling.params import SamplingParams
 from actors.verifier import VerifyJob
@@ -140,6 +143,38 @@ def test_drafts_are_the_models_under_pressure_too(seed: int, several_passes: boo
             break
     assert [job.future.result().tokens.tolist() for job in jobs] == wanted
     batch.kv.check_integrity()
+
+
+class Recording(Decoding):
+    """Notes how many passes each call was to make, and takes long for none of them."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 16, itertools.repeat(9))
+        self.asked: list[int] = []
+
+    def decode(self, step: StepInput, num_passes: int, stop: Int32s) -> Best:
+        self.asked.append(num_passes)
+        return super().decode(step, num_passes, stop)
+
+
+@pytest.mark.parametrize(("left_s", "asked"), [(math.inf, 8), (1e6, 8), (250.0, 3), (50.0, None), (-1.0, None)])
+def test_no_more_passes_are_made_at_once_than_begin_before_the_calls_time_is_over(
+    left_s: float, asked: int | None
+) -> None:
+    runner = Recording()
+    batch, _, _ = make(runner, kv_tokens=320)
+
+    def drafts(name: str) -> DraftJob:
+        return DraftJob(Context(name, 0, np.arange(12, dtype=np.int32), 12, 12, SamplingParams(), 1), 8, 0, 64)
+
+    batch.attach(drafts("a"))
+    batch.step()
+    batch._pass_s = 100.0  # as if each had taken so long
+    job = drafts("b")
+    job.deadline_s = time.monotonic() + left_s
+    batch.attach(job)
+    batch.step()
+    assert runner.asked[1:] == ([] if asked is None else [asked])
 
 
 def test_greedy_drafts_take_their_passes_at_once_unless_a_call_waits_or_somebody_looks_at_every_pass() -> None:
