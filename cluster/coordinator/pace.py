@@ -46,7 +46,7 @@ class Pace:
         self._draft_pass.add(seconds)
 
     def note_punctual(self, punctual: bool) -> None:
-        """Whether an enumeration was there before the verdict: if not, the next ones end earlier."""
+        """Whether an enumeration that was to be there before the verdict was: if not, the next ones end earlier."""
         self._margin = max(0.1, 0.97 * self._margin) if punctual else min(4.0, self._margin + 0.4)
 
     def note_check(self, num_draft: int, num_accepted: int) -> None:

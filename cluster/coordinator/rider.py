@@ -28,6 +28,7 @@ class Rider:
         self._clock = clock
         self._longest_s = longest_s
         self._ahead: Ahead | None = None  # for the outcomes of the pass under way
+        self._hurries = False  # it ends in time for the verdict
         self._flight: Flight | None = None  # the pass that the target has begun by itself
 
     def look_ahead(
@@ -44,6 +45,7 @@ class Rider:
             return
         time_s = min(self._pace.ahead_s(ahead.shape.num_tokens), self._longest_s)
         ahead = replace(ahead, time_s=min(ahead.time_s, time_s), acceptance=self._pace.acceptance)
+        self._hurries = ahead.time_s < self._longest_s
         context = self._sequence.context(drafter.held, NO_TOKENS)
         answered = partial(self._answered, notes, drafter, drafter.lease, Held(self._sequence.num_tokens))
         self._ahead = Ahead(
@@ -76,7 +78,7 @@ class Rider:
             outcome, self._flight = ahead.settle(verdict)
             self._figures.count_ahead(outcome)
             notes.settled(outcome)
-            if outcome is not AheadOutcome.FAILED:
+            if self._hurries and outcome is not AheadOutcome.FAILED:
                 self._pace.note_punctual(outcome is not AheadOutcome.LATE)
 
     def take_flight(self) -> Flight | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.coordinator.generate import generate
 from cluster.coordinator.ladder import Ladder
+from cluster.coordinator.pace import Pace
 from cluster.coordinator.request import FinishReason
 from cluster.coordinator.settings import OverlapSettings
 from tests.unit.coordinator.fakes import (
@@ -158,6 +160,20 @@ def test_a_late_enumeration_costs_nothing_but_its_advantage() -> None:
     ids, finish = run(make_request(40, 4), tiers, settings=OVERLAPPED)
     assert ids == alone(40)
     assert finish.figures.ahead["late"] == 2
+
+
+@pytest.mark.parametrize("bound_s", [math.inf, 0.001])
+def test_only_enumerations_that_were_to_be_in_time_make_later_ones_end_earlier_when_they_are_late(
+    bound_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(Pace, "ahead_s", lambda self, num_tokens: bound_s)
+    monkeypatch.setattr(Pace, "note_punctual", lambda self, punctual: told.append(punctual))
+    tiers = overlapping(100, faults=script(enumerate={0: "stall", 3: "stall"}))
+    ids, finish = run(make_request(40, 4), tiers, settings=OVERLAPPED)
+    assert ids == alone(40)
+    assert finish.figures.ahead["late"] == 2
+    assert told.count(False) == (0 if bound_s == math.inf else 2)
 
 
 def test_middle_tiers_keep_their_rounds_synchronous() -> None:

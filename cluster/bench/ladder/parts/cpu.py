@@ -10,9 +10,9 @@ from cluster.bench.ladder.measured import Measured, Variant, speedup, speedups
 from cluster.bench.ladder.through import PLAIN, learn_texts, take_turns
 from cluster.bench.serve.service import Service
 
-OVERLAP = {"branches": 2, "guesses": 1, "tokens": 4}
+OVERLAP = {"branches": 1, "guesses": 1, "tokens": 6}
 SYNC_LOOKAHEADS = (4, 8)
-OVERLAP_LOOKAHEADS = (4,)  # after a miss
+OVERLAP_LOOKAHEADS = (6,)  # after a miss
 
 
 def cpu(bench: LadderBench) -> None:
