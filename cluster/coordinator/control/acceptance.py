@@ -13,6 +13,8 @@ START_RATE = 0.8  # believed of a pair never tried: optimistic, so that it is tr
 START_TRIES = 4.0  # weight of that belief
 OPTIMISM = 0.5  # standard errors of the pool's level that are added to it: what looks bad is tried a little longer
 SHRINK = 12.0  # tries of its own at which a sequence's level lies half-way between the pool's and its own
+SHRINK_IN_CROWDS = 40.0  # the same from `CROWD` sequences on: who shares passes gains by planning as the others do, so
+CROWD = 16  # what may be chance sets nobody apart
 SMOOTH = 8.0  # tries at which a position's rate lies half-way between its own and that of the position before
 LOWEST, HIGHEST = 0.02, 0.995
 
@@ -114,7 +116,7 @@ class Acceptance:
     def __init__(self, pool: PoolAcceptance, num_positions: int) -> None:
         self._pool = pool
         self._counts = Counts(num_positions)
-        self._key = (-1, -1)
+        self._key = (-1, -1, 0)
         self._rates: tuple[float, ...] = ()
 
     def observe(self, num_draft: int, num_accepted: int, *, is_probe: bool) -> None:
@@ -126,21 +128,23 @@ class Acceptance:
         """A round passed without a draft between these tiers."""
         self._counts.forget(KEEP_IDLE)
 
-    def rates(self) -> tuple[float, ...]:
-        """[num_positions] conditional acceptance."""
-        key = (self._counts.version, self._pool.version)
+    def rates(self, num_sharing: int = 1) -> tuple[float, ...]:
+        """[num_positions] conditional acceptance, for a sequence whose passes `num_sharing` sequences share."""
+        num_sharing = min(num_sharing, CROWD)
+        key = (self._counts.version, self._pool.version, num_sharing)
         if key != self._key:
             self._key = key
-            self._rates = self._shifted(self._pool.rates())
+            self._rates = self._shifted(self._pool.rates(), num_sharing)
         return self._rates
 
-    def _shifted(self, pool: tuple[float, ...]) -> tuple[float, ...]:
+    def _shifted(self, pool: tuple[float, ...], num_sharing: int) -> tuple[float, ...]:
         tries, hits = self._counts.tries, self._counts.hits
         num_tries = sum(tries)
         if num_tries < 0.5:
             return pool
         expected = _bounded(sum(n * p for n, p in zip(tries, pool, strict=True)) / num_tries)
-        level = _bounded((sum(hits) + SHRINK * expected) / (num_tries + SHRINK))
+        shrink = SHRINK + (SHRINK_IN_CROWDS - SHRINK) * max(0, num_sharing - 1) / (CROWD - 1)
+        level = _bounded((sum(hits) + shrink * expected) / (num_tries + shrink))
         odds = level / (1 - level) * (1 - expected) / expected
         return tuple([_bounded(odds * p / (1 - p + odds * p)) for p in pool])
 

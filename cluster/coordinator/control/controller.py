@@ -36,13 +36,14 @@ PROBE_MIN_ROUNDS = 10
 PROBE_HOPELESS = 16  # times as rare where no acceptance could make speculation pay
 PROBE_HOPEFUL = 4  # times as soon after a probe of which everything was accepted
 TRIAL_SHARE = 0.006  # of the target's time, lost to trials
-TRIAL_PLANS = 4  # of each sequence: in the first ones others are still busy with what they did before
+TRIAL_PLANS = 7  # of each sequence: the first ones only settle
 TRIAL_PLANS_ALONE = 2  # of a sequence that has its target for itself
+SETTLING = 2  # rounds of all sequences at another k: by then the groups in which they take turns have formed anew
 TRIAL_KNOWN = 3.0  # rounds of all sequences that are knowledge enough
 MOST = 0.7  # of the sequences must do a kind of rounds for its seconds to be that kind's
 ALIKE = 0.1  # planned rows may be this far from those of equal plans, relative
 TRIAL_AUDIT = 0.3  # rounds of plain decoding that must be known
-TRIAL_ENOUGH = 1.5  # rounds of all sequences that a trial is for
+TRIAL_ENOUGH = 2.5  # rounds of all sequences that a trial is for
 DOUBT = 0.12  # of a round's seconds at a k near which nothing was measured, relative
 REFRESH_ROUNDS = 24  # between searches over trees, overlaps and cascades
 CROWD_MOVED = 1.25  # a change of load by this factor calls for such a search at once
@@ -69,6 +70,7 @@ class SequenceControl:
         self.crowd = 0.0  # at the last search
         self.kind_news = 0  # `Replica.kind_news` at the last search
         self.was_alike = False  # when it planned: all sequences of the target planned as much
+        self.settled = (0, 0)  # k of the last round, and rounds in a row of that k in which they did up to the verdict
         self.is_open = True
 
 
@@ -164,7 +166,7 @@ class Controller:
         return Scene(
             limits=self._limits, tiers=tiers, target=station,
             station=lambda tier: self._replica(sequence, tier).station(),
-            accept=lambda lower, upper: self._acceptance(sequence, lower, upper).rates(),
+            accept=lambda lower, upper: self._acceptance(sequence, lower, upper).rates(target.num_running),
             costs=lambda rungs: target.round(rungs, self._middle_s.value),
             table=lambda tier: target.table(self._replica(sequence, tier), (tier,), max_lookahead),
             doubt=lambda kind, k: target.doubt(kind, k, self._replica(sequence, tiers[0])),
@@ -383,11 +385,12 @@ class Controller:
             if replica is not None:
                 rows_each = 1.0 if seen.tier in (top, *plan.rungs[:1]) else plan.k + 1.0
                 if plan.ahead is not None and seen.tier != top:
-                    replica.curve.observe(seen.rows, seen.seconds)  # its rows are branches, not sequences
+                    replica.curve.observe(seen.rows, seen.seconds, now)  # its rows are branches, not sequences
                 else:
                     alike = sequence.was_alike and target is not None and _is_alike(sequence, target)
                     replica.saw_pass(
-                        seen.rows, seen.seconds, rows_each, drafting=bool(plan.rungs) or seen.tier != top, alike=alike
+                        seen.rows, seen.seconds, rows_each, now, alike=alike,
+                        drafting=bool(plan.rungs) or seen.tier != top,
                     )
         if report.ahead is not None and plan.ahead is not None:
             self._saw_ahead(sequence, report)
@@ -425,7 +428,10 @@ class Controller:
             around_s = report.round_s - report.verify_s - report.below_model_s
             wait = max(0.0, report.verify_s - inside_s) / inside_s
             target.saw_round(rungs, around_s, wait, report.round_s / inside_s, alike=alike)
-            if alike and made.is_chain:
+            last_k, num_before = sequence.settled
+            num_alike = int(alike) * (1 + num_before * (last_k == report.plan.k))
+            sequence.settled = report.plan.k, num_alike
+            if made.is_chain and num_alike > (SETTLING if target.num_running > 1 else 0):
                 target.tried.add(target.num_running, rungs, report.plan.k, report.round_s)
         if len(rungs) == 1 and report.checks and report.plan.shape is not None:
             replica = sequence.replicas[rungs[0]]

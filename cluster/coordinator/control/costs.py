@@ -15,6 +15,7 @@ NOISE = 0.1  # of one pass's seconds, relative
 LIKELY_DOUBLE = 32  # rows beyond the knot that may well double a pass's seconds
 SHORTEST_S = 1e-7  # no pass is shorter
 FREE_ROWS = 16  # nobody needs to have seen a pass of so few rows
+SAME_PASSES = 3.0  # reports of passes that took exactly as long, within so many of them, are of one
 
 
 class Average:
@@ -44,18 +45,28 @@ class PassCurve:
         self._bins: dict[int, list[float]] = {}  # bin: samples remembered, mean rows, mean seconds
         self._flat = self._slope = self._knot = 0.0
         self._stale = 0.0  # samples since the last fit
-        self._last: tuple[tuple[int, float], ...] = ()  # the last few: several sequences report one and the same pass
+        self._last: dict[tuple[int, float], float] = {}  # when: several sequences report one pass
 
     @property
     def is_known(self) -> bool:
         """Whether any pass was seen."""
         return bool(self._bins)
 
-    def observe(self, rows: int, seconds: float) -> bool:
-        """Add a pass, and say whether it is news. Rows and seconds that are not positive are no pass."""
-        if rows < 1 or not SHORTEST_S < seconds < math.inf or (rows, seconds) in self._last:
+    def observe(self, rows: int, seconds: float, now: float = 0.0) -> bool:
+        """Add a pass that was reported at `now`, and say whether it is news.
+
+        Rows and seconds that are not positive are no pass. Equal ones are the same pass for a while: later, on a device
+        that always takes the same time, another.
+        """
+        if rows < 1 or not SHORTEST_S < seconds < math.inf:
             return False
-        self._last = (*self._last[-7:], (rows, seconds))
+        seen_at = self._last.pop((rows, seconds), None)
+        is_same = seen_at is not None and now - seen_at < SAME_PASSES * seconds
+        self._last[rows, seconds] = seen_at if is_same and seen_at is not None else now
+        if len(self._last) > 8:
+            del self._last[next(iter(self._last))]
+        if is_same:
+            return False
         key = _bin(rows)
         entry = self._bins.get(key)
         if entry is None:

@@ -103,9 +103,11 @@ class Replica:
         crowd = max(1.0, self.ratio(load, drafting=drafting) * load)
         return Station(self.curve, crowd, self._drag.value if self._drag.num else 1.0)
 
-    def saw_pass(self, rows: int, seconds: float, rows_each: float, *, drafting: bool, alike: bool) -> None:
+    def saw_pass(
+        self, rows: int, seconds: float, rows_each: float, now: float, *, drafting: bool, alike: bool
+    ) -> None:
         """A pass with `rows_each` rows for each unit of `planned`; `alike`: all sequences plan the same."""
-        if self.curve.observe(rows, seconds) and alike:
+        if self.curve.observe(rows, seconds, now) and alike:
             ratio = min(MOST_OTHERS, rows / (max(1, self.planned) * rows_each))
             self._in_company(drafting).ratio.add(ratio)
 
