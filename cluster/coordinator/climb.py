@@ -86,6 +86,22 @@ class Climb:
         """One hold per tier."""
         return self._holds
 
+    async def enter(self) -> None:
+        """Lease a replica of every tier, as far as there is one soon: what is waited for here is no round's time.
+
+        Raises `GenerationFailed` when the target cannot serve, `DeadlinePassed`.
+        """
+        began = self._clock()
+        try:
+            self._left_s()
+            await self._reach_target()
+            if self._request.lookahead != 0 and self._sequence.remaining > 1:
+                for hold in self._holds[:-1]:
+                    if not hold.sleeps():
+                        await hold.poll()
+        finally:
+            self._figures.lease_s = self._clock() - began
+
     async def round(self) -> Verdict:
         """One round: a good verdict of the target with at least one token.
 

@@ -29,6 +29,7 @@ class FigureCounter:
         self._rounds = 0
         self._drafted = 0
         self._relaxed = 0
+        self.lease_s = 0.0
         self.degraded_steps = 0
         self.lease_moves = 0
 
@@ -103,7 +104,7 @@ class FigureCounter:
             bonus=origins[Origin.BONUS], relaxed=self._relaxed,
             drafted_at=tuple(self._drafted_at), accepted_at=tuple(self._accepted_at),
             accepted_by_tier=dict(self._tiers),
-            draft_s=self._draft_s, verify_s=self._verify_s, wait_s=self._wait_s,
+            lease_s=self.lease_s, draft_s=self._draft_s, verify_s=self._verify_s, wait_s=self._wait_s,
             model_s=self._model_s, control_s=sum(self._control_s),
             control_round_p50_s=median(self._control_s) if self._control_s else 0.0,
             cached_by_tier=dict(self._cached),

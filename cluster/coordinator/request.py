@@ -86,11 +86,12 @@ class SpeculationFigures:
     drafted_at: tuple[int, ...] = ()  # [longest draft] drafts that reached each position
     accepted_at: tuple[int, ...] = ()  # [longest draft] of those, accepted and committed
     accepted_by_tier: Mapping[int, int] = field(default_factory=dict)
+    lease_s: float = 0.0  # before the first round: until replicas were leased
     draft_s: float = 0.0  # below the target, queues included
     verify_s: float = 0.0  # in the target, queue included
-    wait_s: float = 0.0  # the rest of the rounds' wall time: hops, leases, timeouts
+    wait_s: float = 0.0  # the rest of the rounds' wall time: hops, new leases, timeouts
     model_s: float = 0.0  # of the rounds' wall time: while a replica that worked for it, or was to, ran a forward pass
-    control_s: float = 0.0  # the rest of it: hops, bookkeeping, leases
+    control_s: float = 0.0  # the rest of it: hops, bookkeeping, new leases
     control_round_p50_s: float = 0.0  # median of that rest over the rounds
     cached_by_tier: Mapping[int, int] = field(default_factory=dict)  # prompt tokens found in a tier's prefix cache
     ahead: Mapping[str, int] = field(default_factory=dict)  # what became of enumerations ("hit", ...) -> times

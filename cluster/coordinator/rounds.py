@@ -54,6 +54,7 @@ class Rounds:
 
     async def _run(self) -> None:
         try:
+            await self._climb.enter()
             began_s = self._clock()
             while True:
                 verdict = await self._climb.round()

@@ -84,6 +84,7 @@ def figures_to_pb(figures: SpeculationFigures) -> pb.SpeculationFigures:
         num_lease_moves=figures.lease_moves, num_overlapped_by_outcome=figures.ahead, num_relaxed=figures.relaxed,
         model_s=figures.model_s,
         control_s=figures.control_s,
+        lease_s=figures.lease_s,
         control_round_p50_s=figures.control_round_p50_s,
         num_cached_prompt_tokens_by_tier=dict(figures.cached_by_tier),
     )

@@ -169,7 +169,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("num_rounds", "num_committed", "num_drafted", "num_accepted", "num_recovered", "num_bonus", "mean_committed_tokens", "num_drafted_by_position", "num_accepted_by_position", "num_accepted_by_tier", "draft_s", "verify_s", "wait_s", "num_plain_rounds", "num_degraded_rounds", "num_degraded_by_reason", "num_lease_moves", "model_s", "control_s", "control_round_p50_s", "num_cached_prompt_tokens_by_tier", "num_overlapped_by_outcome", "num_relaxed")
+    __slots__ = ("num_rounds", "num_committed", "num_drafted", "num_accepted", "num_recovered", "num_bonus", "mean_committed_tokens", "num_drafted_by_position", "num_accepted_by_position", "num_accepted_by_tier", "draft_s", "verify_s", "wait_s", "num_plain_rounds", "num_degraded_rounds", "num_degraded_by_reason", "num_lease_moves", "model_s", "control_s", "control_round_p50_s", "num_cached_prompt_tokens_by_tier", "num_overlapped_by_outcome", "num_relaxed", "lease_s")
     class NumAcceptedByTierEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class SpeculationFigures(_message.Message):
     NUM_CACHED_PROMPT_TOKENS_BY_TIER_FIELD_NUMBER: _ClassVar[int]
     NUM_OVERLAPPED_BY_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     NUM_RELAXED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     num_committed: int
     num_drafted: int
@@ -244,7 +245,8 @@ class SpeculationFigures(_message.Message):
     num_cached_prompt_tokens_by_tier: _containers.ScalarMap[int, int]
     num_overlapped_by_outcome: _containers.ScalarMap[str, int]
     num_relaxed: int
-    def __init__(self, num_rounds: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_bonus: _Optional[int] = ..., mean_committed_tokens: _Optional[float] = ..., num_drafted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_tier: _Optional[_Mapping[int, int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., num_plain_rounds: _Optional[int] = ..., num_degraded_rounds: _Optional[int] = ..., num_degraded_by_reason: _Optional[_Mapping[str, int]] = ..., num_lease_moves: _Optional[int] = ..., model_s: _Optional[float] = ..., control_s: _Optional[float] = ..., control_round_p50_s: _Optional[float] = ..., num_cached_prompt_tokens_by_tier: _Optional[_Mapping[int, int]] = ..., num_overlapped_by_outcome: _Optional[_Mapping[str, int]] = ..., num_relaxed: _Optional[int] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, num_rounds: _Optional[int] = ..., num_committed: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_bonus: _Optional[int] = ..., mean_committed_tokens: _Optional[float] = ..., num_drafted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_position: _Optional[_Iterable[int]] = ..., num_accepted_by_tier: _Optional[_Mapping[int, int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., num_plain_rounds: _Optional[int] = ..., num_degraded_rounds: _Optional[int] = ..., num_degraded_by_reason: _Optional[_Mapping[str, int]] = ..., num_lease_moves: _Optional[int] = ..., model_s: _Optional[float] = ..., control_s: _Optional[float] = ..., control_round_p50_s: _Optional[float] = ..., num_cached_prompt_tokens_by_tier: _Optional[_Mapping[int, int]] = ..., num_overlapped_by_outcome: _Optional[_Mapping[str, int]] = ..., num_relaxed: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop_string", "stop_token_id", "usage", "speculation", "lossy_policy")

@@ -45,6 +45,7 @@ class Figures:
     model_s: float = 0.0
     control_s: float = 0.0
     control_round_p50_s: float = 0.0
+    lease_s: float = 0.0
     num_degraded: int = 0
     num_lease_moves: int = 0
 

@@ -57,6 +57,7 @@ def figures(finish: pb.Finish) -> Figures:
         num_drafted=found.num_drafted, num_accepted=found.num_accepted, num_recovered=found.num_recovered,
         accepted_by_tier=dict(found.num_accepted_by_tier), overlapped=dict(found.num_overlapped_by_outcome),
         model_s=found.model_s, control_s=found.control_s, control_round_p50_s=found.control_round_p50_s,
+        lease_s=found.lease_s,
         num_degraded=found.num_degraded_rounds, num_lease_moves=found.num_lease_moves,
     )
 

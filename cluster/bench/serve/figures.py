@@ -44,6 +44,8 @@ class LoadFigures:
     chunk_interval_ms_p99: float | None
     mat: float | None
     acceptance: float | None
+    lease_ms_p50: float | None  # before a request's first round, until it holds replicas
+    lease_ms_p99: float | None
     control_ms_per_round: float | None
     control_ms_per_round_p50: float | None  # median over requests of each one's median
 
@@ -76,6 +78,7 @@ def summarise(outcomes: Sequence[Outcome], begin_s: float, end_s: float, target:
         1e3 * (b - a) for outcome in done for a, b in zip(outcome.times_s, outcome.times_s[1:], strict=False)
     ]
     parts = [outcome.figures for outcome in done if outcome.figures is not None]
+    leases = [1e3 * part.lease_s for part in parts]
     num_rounds = sum(part.num_rounds for part in parts)
     num_drafted = sum(part.num_drafted for part in parts)
     return LoadFigures(
@@ -90,6 +93,7 @@ def summarise(outcomes: Sequence[Outcome], begin_s: float, end_s: float, target:
         chunk_interval_ms_p50=percentile(chunks, 0.5), chunk_interval_ms_p99=percentile(chunks, 0.99),
         mat=sum(part.num_completion_tokens for part in parts) / num_rounds if num_rounds else None,
         acceptance=sum(part.num_accepted for part in parts) / num_drafted if num_drafted else None,
+        lease_ms_p50=percentile(leases, 0.5), lease_ms_p99=percentile(leases, 0.99),
         control_ms_per_round=1e3 * sum(part.control_s for part in parts) / num_rounds if num_rounds else None,
         control_ms_per_round_p50=percentile([1e3 * part.control_round_p50_s for part in parts], 0.5),
     )

@@ -85,7 +85,7 @@ def test_figures_part_the_rounds_time_into_model_and_control() -> None:
     _, finish = run(make_request(50, 4), make_tiers(100))
     figures = finish.figures
     assert figures.model_s == pytest.approx(10 * (0.0005 + 0.001))
-    assert figures.control_s >= 0
+    assert figures.control_s >= 0 and figures.lease_s >= 0
     assert 0 <= figures.control_round_p50_s <= figures.control_s
     assert figures.cached_by_tier == {0: 2, 1: 1}
     assert finish.usage.num_cached_tokens == 1

@@ -22,9 +22,12 @@ class Climb:
     """Rounds that end when they are told to, each with one token, its number."""
 
     def __init__(self) -> None:
-        self.num_begun = 0
+        self.num_begun = self.num_entered = 0
         self.observed: list[float] = []
         self.under_way: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def enter(self) -> None:
+        self.num_entered += 1
 
     async def round(self) -> Verdict:
         self.num_begun += 1
@@ -143,3 +146,26 @@ def test_nobody_waits_for_a_round_that_was_cancelled(asks_first: bool) -> None:
         await rounds.stop()
 
     run(body)
+
+
+def test_what_a_request_waits_for_its_replicas_is_no_part_of_its_first_round() -> None:
+    now = 0.0
+
+    class Waits(Climb):
+        async def enter(self) -> None:
+            nonlocal now
+            now += 5.0
+
+    async def main() -> None:
+        nonlocal now
+        climb: Any = Waits()
+        sequence = Sequence(GenerationRequest("s", np.array([1], np.int32), SamplingParams(), max_tokens=4))
+        rounds = Rounds(climb, sequence, frozenset({STOP}), lambda: now)
+        asked = asyncio.ensure_future(rounds.next())
+        await settled()
+        now += 1.0
+        await climb.ends(7)
+        assert (await asked).wall_s == 1.0
+        await rounds.stop()
+
+    asyncio.run(main())

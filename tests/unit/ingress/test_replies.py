@@ -14,7 +14,7 @@ FIGURES = SpeculationFigures(
     rounds=4, committed=10, drafted=9, accepted=6, recovered=1, bonus=2, drafted_at=(3, 3, 3),
     accepted_at=(3, 2, 1), accepted_by_tier={0: 4, 1: 2}, draft_s=0.5, verify_s=1.5, wait_s=0.25,
     degraded_steps=1, degraded={"tier0:timeout": 1}, lease_moves=2, model_s=1.0, control_s=1.25,
-    control_round_p50_s=0.125, relaxed=3, cached_by_tier={0: 64, 2: 128},
+    control_round_p50_s=0.125, lease_s=0.5, relaxed=3, cached_by_tier={0: 64, 2: 128},
 )
 EVENT = TokenEvent(
     token_ids=np.array([7, 8, 9], np.int32),
@@ -63,6 +63,7 @@ def test_finish_survives_the_wire_with_all_figures() -> None:
     assert (list(got.num_drafted_by_position), list(got.num_accepted_by_position)) == ([3, 3, 3], [3, 2, 1])
     assert (got.draft_s, got.verify_s, got.wait_s) == (0.5, 1.5, 0.25)
     assert (got.model_s, got.control_s, got.control_round_p50_s) == (1.0, 1.25, 0.125)
+    assert got.lease_s == 0.5
     assert dict(got.num_cached_prompt_tokens_by_tier) == {0: 64, 2: 128}
     assert (got.num_plain_rounds, got.num_degraded_rounds, got.num_lease_moves) == (1, 1, 2)
     assert dict(got.num_accepted_by_tier) == {0: 4, 1: 2}
