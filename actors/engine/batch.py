@@ -76,7 +76,7 @@ class Batch:
         self.num_rows = 0
         self.forward_s = 0.0
         self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
-        self._pass_s = 0.0  # what it took, of several at once each
+        self._pass_s, self._pass_sequences = 0.0, 0  # what it took (of several at once each), for how many
         self.computing: AbstractContextManager[object] = nullcontext()  # around each pass
 
     @property
@@ -203,7 +203,7 @@ class Batch:
             return True  # the page copies are still to be made
         self.pass_ended_s = time.monotonic()
         seconds = self.pass_ended_s - began_s
-        self._pass_s = seconds / num_passes
+        self._pass_s, self._pass_sequences = seconds / num_passes, len(chunks)
         for active in self._table.active.values():
             assert active.job is not None
             active.job.model_seconds += seconds
@@ -254,8 +254,9 @@ class Batch:
                 return 1
             wanted.append(job.num_greedy())
             if job.deadline_s is not None and math.isfinite(job.deadline_s):
-                # None is to begin after it, if they take as long as the latest one.
-                wanted.append(math.ceil((job.deadline_s - time.monotonic()) / self._pass_s) if self._pass_s else 1)
+                # None is to begin after it, if they take as long as the latest one; one of fewer sequences took less.
+                left_s, is_known = job.deadline_s - time.monotonic(), self._pass_sequences >= len(chunks)
+                wanted.append(math.ceil(left_s / self._pass_s) if is_known and self._pass_s else 1)
         num_passes = min(wanted)
         if num_passes < 2 or self.kv.num_free < len(chunks) * (1 + num_passes // self.kv.page_tokens):
             return 1

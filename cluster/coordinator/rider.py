@@ -78,8 +78,9 @@ class Rider:
             outcome, self._flight = ahead.settle(verdict)
             self._figures.count_ahead(outcome)
             notes.settled(outcome)
-            if self._hurries and outcome is not AheadOutcome.FAILED:
-                self._pace.note_punctual(outcome is not AheadOutcome.LATE)
+            is_late = outcome is AheadOutcome.LATE
+            if outcome is not AheadOutcome.FAILED and (self._hurries or not is_late):
+                self._pace.note_punctual(not is_late)
 
     def take_flight(self) -> Flight | None:
         """The pass that the target has begun by itself, once."""

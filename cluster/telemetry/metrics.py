@@ -106,6 +106,7 @@ OVERLAPS = counter("spec_decode_overlaps", "Rounds whose outcomes were drafted f
 ROUND_SECONDS = counter(
     "spec_decode_round_seconds", "Wall time of rounds: below the target, in the target, and the rest.", "part"
 )
+LEASE_SECONDS = counter("lease_seconds", "Time before requests' first rounds, until replicas were leased.")
 CONTROL_SECONDS = counter(
     "spec_decode_control_seconds", "Wall time of rounds while no forward pass ran that they waited for."
 )

@@ -109,7 +109,7 @@ class ServiceMetrics:
             m.GENERATION_TOKENS: sums.committed, m.ROUNDS: sums.rounds, m.DRAFTS: sums.drafts,
             m.DRAFT_TOKENS: sums.drafted, m.ACCEPTED_TOKENS: sums.accepted, m.RECOVERED: sums.recovered,
             m.BONUS: sums.bonus, m.ROLLED_BACK: sums.drafted - sums.accepted, m.RELAXED: sums.relaxed,
-            m.CONTROL_SECONDS: sums.control_s, m.DEGRADED_STEPS: sums.degraded_steps,
+            m.LEASE_SECONDS: sums.lease_s, m.CONTROL_SECONDS: sums.control_s, m.DEGRADED_STEPS: sums.degraded_steps,
             m.DEGRADED_REQUESTS: sums.degraded_requests, m.LEASE_MOVES: sums.lease_moves,
         }
         for metric, value in plain.items():

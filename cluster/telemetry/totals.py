@@ -23,6 +23,7 @@ class Totals:
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     accepted_by_tier: Counter[int] = field(default_factory=Counter)
+    lease_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     wait_s: float = 0.0
@@ -48,6 +49,7 @@ class Totals:
         self.drafted_at.update(dict(enumerate(found.drafted_at)))
         self.accepted_at.update(dict(enumerate(found.accepted_at)))
         self.accepted_by_tier.update(found.accepted_by_tier)
+        self.lease_s += found.lease_s
         self.draft_s += found.draft_s
         self.verify_s += found.verify_s
         self.wait_s += found.wait_s

@@ -70,7 +70,8 @@ class SequenceControl:
         self.crowd = 0.0  # at the last search
         self.kind_news = 0  # `Replica.kind_news` at the last search
         self.was_alike = False  # when it planned: all sequences of the target planned as much
-        self.settled = (0, 0)  # k of the last round, and rounds in a row of that k in which they did up to the verdict
+        # k of the last round, and rounds in a row of that k in which they did up to the verdict; None: no round yet
+        self.settled: tuple[int, int] | None = None
         self.is_open = True
 
 
@@ -385,11 +386,12 @@ class Controller:
             if replica is not None:
                 rows_each = 1.0 if seen.tier in (top, *plan.rungs[:1]) else plan.k + 1.0
                 if plan.ahead is not None and seen.tier != top:
-                    replica.curve.observe(seen.rows, seen.seconds, now)  # its rows are branches, not sequences
+                    # Its rows are branches, not sequences.
+                    replica.curve.observe(seen.rows, seen.seconds, now, report.round_s)
                 else:
                     alike = sequence.was_alike and target is not None and _is_alike(sequence, target)
                     replica.saw_pass(
-                        seen.rows, seen.seconds, rows_each, now, alike=alike,
+                        seen.rows, seen.seconds, rows_each, now, report.round_s, alike=alike,
                         drafting=bool(plan.rungs) or seen.tier != top,
                     )
         if report.ahead is not None and plan.ahead is not None:
@@ -428,7 +430,7 @@ class Controller:
             around_s = report.round_s - report.verify_s - report.below_model_s
             wait = max(0.0, report.verify_s - inside_s) / inside_s
             target.saw_round(rungs, around_s, wait, report.round_s / inside_s, alike=alike)
-            last_k, num_before = sequence.settled
+            last_k, num_before = sequence.settled or (report.plan.k, SETTLING)  # who is new comes into their groups
             num_alike = int(alike) * (1 + num_before * (last_k == report.plan.k))
             sequence.settled = report.plan.k, num_alike
             if made.is_chain and num_alike > (SETTLING if target.num_running > 1 else 0):

@@ -52,16 +52,16 @@ class PassCurve:
         """Whether any pass was seen."""
         return bool(self._bins)
 
-    def observe(self, rows: int, seconds: float, now: float = 0.0) -> bool:
-        """Add a pass that was reported at `now`, and say whether it is news.
+    def observe(self, rows: int, seconds: float, now: float = 0.0, round_s: float = 0.0) -> bool:
+        """Add a pass that was reported at `now`, at the end of a round of `round_s`, and say whether it is news.
 
-        Rows and seconds that are not positive are no pass. Equal ones are the same pass for a while: later, on a device
-        that always takes the same time, another.
+        Rows and seconds that are not positive are no pass. Equal ones are the same pass for a while (within a round all
+        that took part have reported it): later, on a device that always takes the same time, another.
         """
         if rows < 1 or not SHORTEST_S < seconds < math.inf:
             return False
         seen_at = self._last.pop((rows, seconds), None)
-        is_same = seen_at is not None and now - seen_at < SAME_PASSES * seconds
+        is_same = seen_at is not None and now - seen_at < max(SAME_PASSES * seconds, round_s)
         self._last[rows, seconds] = seen_at if is_same and seen_at is not None else now
         if len(self._last) > 8:
             del self._last[next(iter(self._last))]

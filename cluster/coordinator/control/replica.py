@@ -104,10 +104,11 @@ class Replica:
         return Station(self.curve, crowd, self._drag.value if self._drag.num else 1.0)
 
     def saw_pass(
-        self, rows: int, seconds: float, rows_each: float, now: float, *, drafting: bool, alike: bool
+        self, rows: int, seconds: float, rows_each: float, now: float, round_s: float, *, drafting: bool, alike: bool
     ) -> None:
-        """A pass with `rows_each` rows for each unit of `planned`; `alike`: all sequences plan the same."""
-        if self.curve.observe(rows, seconds, now) and alike:
+        """A pass of a round that ended `now`, with `rows_each` rows for each unit of `planned`; `alike`: all sequences
+        plan the same."""
+        if self.curve.observe(rows, seconds, now, round_s) and alike:
             ratio = min(MOST_OTHERS, rows / (max(1, self.planned) * rows_each))
             self._in_company(drafting).ratio.add(ratio)
 

@@ -177,6 +177,28 @@ def test_no_more_passes_are_made_at_once_than_begin_before_the_calls_time_is_ove
     assert runner.asked[1:] == ([] if asked is None else [asked])
 
 
+def test_a_pass_of_fewer_sequences_says_nothing_of_how_many_passes_fit_into_a_calls_time() -> None:
+    runner = Recording()
+    batch, _, _ = make(runner, kv_tokens=320)
+
+    def drafts(name: str, left_s: float | None = None) -> DraftJob:
+        job = DraftJob(Context(name, 0, np.arange(12, dtype=np.int32), 12, 12, SamplingParams(), 1), 8, 0, 64)
+        job.deadline_s = None if left_s is None else time.monotonic() + left_s
+        return job
+
+    batch.attach(drafts("a"))
+    batch.step()
+    batch._pass_s = 100.0
+    first, second = drafts("b", 250.0), drafts("c", 250.0)
+    batch.attach(first)
+    batch.attach(second)
+    batch.step()
+    assert len(runner.asked) == 1  # a pass by itself: what one of two sequences takes was not known
+    batch._pass_s = 100.0
+    batch.step()
+    assert runner.asked[1:] == [3]
+
+
 def test_greedy_drafts_take_their_passes_at_once_unless_a_call_waits_or_somebody_looks_at_every_pass() -> None:
     runner = Decoding(20, 16, itertools.repeat(9))
     batch, clock, _ = make(runner, kv_tokens=320)

@@ -186,3 +186,15 @@ def test_every_plan_is_within_bounds(
     for stream in streams:
         controller.close(stream)
         controller.close(stream)
+
+
+def test_requests_of_few_rounds_teach_what_rounds_take_too() -> None:
+    controller = Controller(ControlLimits())
+    pair = Pair(controller, 0.85, noise=0.03, seed=1)
+    for _ in range(40):
+        pair.resize(0)
+        pair.resize(24)
+        for _ in range(3):
+            pair.round()
+    target = controller._fleet.meet(1, "target")
+    assert max(target.tried.rounds(24, (0,), k) for k in range(1, MAX_K + 1)) > 1.0
