@@ -28,7 +28,7 @@ class Rider:
         self._clock = clock
         self._longest_s = longest_s
         self._ahead: Ahead | None = None  # for the outcomes of the pass under way
-        self._hurries = False  # it ends in time for the verdict
+        self._hurries = False  # it is to end in time for the verdict
         self._flight: Flight | None = None  # the pass that the target has begun by itself
 
     def look_ahead(

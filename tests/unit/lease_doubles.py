@@ -7,6 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from actors.messages import ReplicaInfo
+from actors.presence import Presence
+from actors.wire.access import Endpoint
+from actors.wire.frames import Kind
+from actors.wire.server import Call, CallServer, Handler, completed
 from cluster.pools import LeaseGrant, Refused
 from cluster.routing import Preference
 
@@ -50,3 +54,18 @@ class Stream:
 
     def cancel(self) -> None:
         self.cancelled.set()
+
+
+def serving(body: Callable[[Endpoint], Any], **handlers: Handler) -> None:
+    """Run `body` with the endpoint of an actor that closes sequences, and answers other kinds of calls as told."""
+
+    async def main() -> None:
+        taken = {Kind[kind.upper()]: handler for kind, handler in handlers.items()}
+        server = CallServer({Kind.CLOSE: lambda payload: Call("s", completed(None)), **taken}, Presence(60))
+        try:
+            async with asyncio.timeout(60):
+                await body(await server.listen("127.0.0.1"))
+        finally:
+            server.close()
+
+    asyncio.run(main())

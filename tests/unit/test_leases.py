@@ -26,27 +26,14 @@ from cluster.pools import LeaseGrant
 from cluster.prefixes import BLOCK_TOKENS, LocalPrefixes, digests
 from cluster.running import Running
 from cluster.tiers import RayTier
-from tests.unit.lease_doubles import INFO, Handle
+from tests.unit.lease_doubles import INFO, Handle, serving
 
 
-def run(body: Callable[[Endpoint], Any]) -> None:
-    async def main() -> None:
-        def close(payload: bytes) -> Call:
-            return Call("s", completed(None))
-
-        def verify(payload: bytes) -> Call:
-            no_room: Future[Any] = Future()
-            no_room.set_exception(ReplicaFull("9 calls wait already"))
-            return Call("s", no_room)
-
-        server = CallServer({Kind.CLOSE: close, Kind.VERIFY: verify}, Presence(60))
-        try:
-            async with asyncio.timeout(60):
-                await body(await server.listen("127.0.0.1"))
-        finally:
-            server.close()
-
-    asyncio.run(main())
+def no_room(payload: bytes) -> Call:
+    """The answer of a replica that is full."""
+    answer: Future[Any] = Future()
+    answer.set_exception(ReplicaFull("9 calls wait already"))
+    return Call("s", answer)
 
 
 def test_a_replica_without_room_for_a_call_is_full_not_lost() -> None:
@@ -57,7 +44,7 @@ def test_a_replica_without_room_for_a_call_is_full_not_lost() -> None:
         with pytest.raises(NoRoom, match="a#1: 9 calls wait already"):
             await lease.verify(context, want_laws=False)
 
-    run(body)
+    serving(body, verify=no_room)
 
 
 def test_a_lease_tells_what_its_replica_met_when_it_begins_and_ends() -> None:
@@ -75,7 +62,7 @@ def test_a_lease_tells_what_its_replica_met_when_it_begins_and_ends() -> None:
         assert handle.preferences[0].shares == {}
         assert handle.preferences[1].shares == {"a": 1.0}
 
-    run(body)
+    serving(body)
 
 
 def test_a_lease_gives_way_to_replicas_that_come_in_pools_that_spread() -> None:
@@ -91,7 +78,7 @@ def test_a_lease_gives_way_to_replicas_that_come_in_pools_that_spread() -> None:
         assert not later.revoked, "it came after the newcomers"
         await asyncio.gather(*(lease.release() for lease in (*leases, later)))
 
-    run(body)
+    serving(body)
 
 
 CONTEXT = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)

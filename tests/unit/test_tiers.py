@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from actors.presence import Presence
 from actors.wire.access import Endpoint, new_secret
-from actors.wire.frames import Kind
-from actors.wire.server import Call, CallServer, completed
 from cluster.coordinator.tier import NoReplica, PoolFull
 from cluster.pools import LeaseGrant, Refused
 from cluster.routing import Preference
 from cluster.tiers import RayTier
-from tests.unit.lease_doubles import INFO, Answer, Handle
-
-
-def run(body: Callable[[Endpoint], Any]) -> None:
-    async def main() -> None:
-        server = CallServer({Kind.CLOSE: lambda payload: Call("s", completed(None))}, Presence(60))
-        try:
-            async with asyncio.timeout(60):
-                await body(await server.listen("127.0.0.1"))
-        finally:
-            server.close()
-
-    asyncio.run(main())
+from tests.unit.lease_doubles import INFO, Answer, Handle, serving
 
 
 def full(tag: str) -> Refused:
@@ -49,7 +32,7 @@ def test_others_are_asked_at_once_when_one_refuses() -> None:
         assert handle.preferences[0].avoid == {"b"}
         assert handle.preferences[-1].avoid == set("abcdefghi")  # a pause would have forgotten who refused
 
-    run(body)
+    serving(body)
 
 
 def test_a_full_pool_is_given_up_in_time_and_says_so() -> None:
@@ -59,7 +42,7 @@ def test_a_full_pool_is_given_up_in_time_and_says_so() -> None:
             await RayTier(handle, 3600.0, full_timeout_s=0.2).lease("s")
         assert len(handle.preferences) < 20  # with pauses that grow
 
-    run(body)
+    serving(body)
 
 
 def test_a_place_that_becomes_free_is_taken() -> None:
@@ -68,7 +51,7 @@ def test_a_place_that_becomes_free_is_taken() -> None:
         handle: Any = Handle(lambda preference: next(answers, LeaseGrant("a#1", endpoint, INFO)))
         assert (await RayTier(handle, 60.0).lease("s")).replica_id == "a#1"
 
-    run(body)
+    serving(body)
 
 
 def test_a_pool_that_is_being_rebuilt_is_not_full() -> None:
@@ -81,7 +64,7 @@ def test_a_pool_that_is_being_rebuilt_is_not_full() -> None:
             await RayTier(handle, 0.5, full_timeout_s=0.1).lease("s")
         assert not isinstance(failed.value, PoolFull)
 
-    run(body)
+    serving(body)
 
 
 def test_an_avoided_replica_is_taken_when_nothing_else_comes_up() -> None:
@@ -93,7 +76,7 @@ def test_an_avoided_replica_is_taken_when_nothing_else_comes_up() -> None:
         other_generation = await RayTier(handle, 60.0).lease("s", frozenset({"a#0"}))
         assert other_generation.replica_id == "a#1"
 
-    run(body)
+    serving(body)
 
 
 def test_an_actor_that_cannot_be_reached_is_named() -> None:
@@ -103,7 +86,7 @@ def test_an_actor_that_cannot_be_reached_is_named() -> None:
         with pytest.raises(NoReplica, match="127.0.0.1:1 does not answer"):
             await RayTier(handle, 0.2).lease("s")
 
-    run(body)
+    serving(body)
 
 
 def test_a_replica_out_of_reach_is_asked_last_by_the_next_sequence_too() -> None:
@@ -120,4 +103,4 @@ def test_a_replica_out_of_reach_is_asked_last_by_the_next_sequence_too() -> None
         assert [(await tier.lease(name)).replica_id for name in "st"] == ["b#1", "b#1"]
         assert [preference.avoid for preference in handle.preferences] == [set(), {"a"}, {"a"}]
 
-    run(body)
+    serving(body)
