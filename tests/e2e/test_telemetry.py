@@ -193,7 +193,9 @@ def test_the_log_names_the_request_in_every_process_and_never_its_text(watched: 
     assert ended["outcome"] == "length"
     assert ended["num_committed"] == 8
     assert not [line for line in lines if "zebra" in repr(line)]
-    assert len({(line["time"], line["message"], line["logger"], line.get("request_id")) for line in mine}) == len(mine)
+    # Nothing is said twice; draft and target may say the same within a millisecond.
+    said = {tuple(line.get(part) for part in ("time", "component", "logger", "message", "request_id")) for line in mine}
+    assert len(said) == len(mine)
 
 
 def test_dashboard_and_alerts_use_what_a_run_exports_through_all_ways(watched: Watched) -> None:
