@@ -17,7 +17,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("serve.*.yaml")), ids=lambda path: path.name)
 def test_a_serve_config_parses_imports_and_names_only_known_settings(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
-    schema = ServeDeploySchema.parse_obj(content)
+    schema = ServeDeploySchema.model_validate(content)
     assert {*content} <= {*ServeDeploySchema.model_fields}  # Serve's schema ignores what it does not know
     for application, raw in zip(schema.applications, content["applications"], strict=True):
         module, _, name = application.import_path.partition(":")
