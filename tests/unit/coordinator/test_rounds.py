@@ -11,9 +11,12 @@ import pytest
 
 from actors.messages import Origin, Verdict
 from actors.sampling.params import SamplingParams
-from cluster.coordinator.request import GenerationRequest, TokenEvent
+from cluster.coordinator.generate import generate
+from cluster.coordinator.ladder import Ladder
+from cluster.coordinator.request import Finish, GenerationRequest, TokenEvent
 from cluster.coordinator.rounds import Rounds
 from cluster.coordinator.sequence import Sequence
+from tests.unit.coordinator.fakes import FAST, make_request, make_tiers
 
 STOP = 99
 
@@ -165,7 +168,28 @@ def test_what_a_request_waits_for_its_replicas_is_no_part_of_its_first_round() -
         await settled()
         now += 1.0
         await climb.ends(7)
-        assert (await asked).wall_s == 1.0
+        assert ((await asked).wall_s, now) == (1.0, 6.0)
         await rounds.stop()
 
     asyncio.run(main())
+
+
+def test_what_a_request_waits_for_its_replicas_is_told_apart() -> None:
+    now = 0.0
+    tiers = make_tiers(90)
+    lease = tiers[-1].lease
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal now
+        now += 5.0
+        return await lease(*args, **kwargs)
+
+    tiers[-1].lease = slowly  # type: ignore[method-assign]
+
+    async def main() -> Finish:
+        items = [item async for item in generate(make_request(8, 4), Ladder(tiers, (), FAST), lambda: now)]
+        assert isinstance(items[-1], Finish)
+        return items[-1]
+
+    figures = asyncio.run(main()).figures
+    assert (figures.lease_s, figures.wait_s, figures.control_s) == (5.0, 0.0, 0.0)
