@@ -1,13 +1,17 @@
 """Where in a grammar each text is: matchers at the ends of texts, found again by the text alone.
 
 Nothing is told when tokens are taken back. A text that goes on moves its matcher on; a text that shares its beginning
-with a known one takes the matcher back to where they part, or a copy of it where that is far back, since then two
-sequences are at work rather than one with its drafts. So the answer is a function of the text, whoever asks, in
-whatever order: for branches of a tree, for a sequence that moved, after a rollback.
+with a known one goes on from a copy that was left behind before they part, which becomes the known one's matcher unless
+that is far back, since then two sequences are at work rather than one with its drafts. So the answer is a function of
+the text, whoever asks, in whatever order: for branches of a tree, for a sequence that moved, after a rollback.
+
+The library can take a matcher back by itself, and is then sometimes in another place of the grammar (1.9.1: around the
+space between two JSON tokens). Copies are right, and cost a few microseconds.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +22,8 @@ from actors.messages import Ids
 
 MAX_STATES = 128  # of one grammar; the least recently used one goes
 _NEAR = 32  # tokens: as far as a draft may have gone beyond what is decided
+_STRIDE = 8  # tokens between the copies that a matcher leaves behind, at least: so many may be read again
+_SPARSE = 64  # a copy costs by the length of its text: this part of a long one lies between two
 _LOOK_BACK = 64  # tokens: a text that is not known so far back is read from its beginning
 _ID_BYTES = 4
 
@@ -26,7 +32,6 @@ class Matcher(Protocol):
     """A place in a grammar (`llguidance.LLMatcher`)."""
 
     def deep_copy(self) -> Matcher: ...
-    def rollback(self, num_tokens: int, /) -> bool: ...
     def try_consume_tokens(self, tokens: list[int], /) -> int: ...
     def validate_tokens(self, tokens: list[int], /) -> int: ...
     def compute_bitmask(self) -> bytes: ...
@@ -39,10 +44,37 @@ class _State:
     matcher: Matcher
     text: bytearray = field(default_factory=bytearray)  # the ids before it
     keys: list[int] = field(default_factory=list)  # entry i: of the first i + 1 ids
+    # After so many ids, ascending. What goes back to before the oldest is read from the beginning of the text.
+    copies: deque[tuple[int, Matcher]] = field(default_factory=deque)
 
     @property
     def num_tokens(self) -> int:
         return len(self.keys)
+
+    def leave_copy(self) -> None:
+        """Unless the last one is near; those go that are older than the newest that `_NEAR` tokens lie after."""
+        last = self.copies[-1][0] if self.copies else 0
+        if self.num_tokens - last >= max(_STRIDE, self.num_tokens // _SPARSE):
+            self.copies.append((self.num_tokens, self.matcher.deep_copy()))
+            while len(self.copies) > 1 and self.copies[1][0] <= self.num_tokens - _NEAR:
+                self.copies.popleft()
+
+    def take_back(self, num_tokens: int, start: Matcher) -> None:
+        """To the first `num_tokens` of the text, whose keys are dropped already. `start`: before any text."""
+        del self.text[_ID_BYTES * num_tokens :], self.keys[num_tokens:]
+        while self.copies and self.copies[-1][0] > num_tokens:
+            self.copies.pop()
+        length, matcher = self.copies[-1] if self.copies else (0, start)
+        self.matcher = matcher.deep_copy()
+        again = np.frombuffer(self.text, np.int32)[length:].tolist()
+        if again:
+            self.matcher.try_consume_tokens(again)
+
+    def split(self, num_tokens: int, start: Matcher) -> _State:
+        """Another state, after the first `num_tokens` of this one's text."""
+        other = _State(self.matcher, bytearray(self.text), list(self.keys), self.copies.copy())
+        other.take_back(num_tokens, start)
+        return other
 
 
 class States:
@@ -78,6 +110,7 @@ class States:
             state.text += data[end - _ID_BYTES : end]
             state.keys.append(key)
             self._by_key[key] = state
+        state.leave_copy()
         while len(self._states) > MAX_STATES:
             self._forget(next(iter(self._states.values())))
         return state.matcher if num_taken == len(fresh) else None
@@ -92,17 +125,12 @@ class States:
                 continue
             num_beyond = state.num_tokens - length
             if num_beyond > _NEAR:
-                state = _State(state.matcher.deep_copy(), bytearray(state.text), list(state.keys))
+                return state.split(length, self._start)
             if num_beyond:
-                self._cut(state, length)
+                self._drop_keys(state, length)
+                state.take_back(length, self._start)
             return state
         return _State(self._start.deep_copy())
-
-    def _cut(self, state: _State, length: int) -> None:
-        """Take a state back."""
-        state.matcher.rollback(state.num_tokens - length)
-        self._drop_keys(state, length)
-        del state.text[_ID_BYTES * length :], state.keys[length:]
 
     def _forget(self, state: _State) -> None:
         self._drop_keys(state, 0)
