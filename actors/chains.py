@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-Answer = TypeVar("Answer")
+from actors.answer import Answer
+
+Value = TypeVar("Value")
 
 
 class Baton:
@@ -46,18 +48,18 @@ class Baton:
             act()
 
 
-Steps = Generator[tuple[Future[Any], Baton], Any, Answer]  # yields what it waits for, and whose answer that is
+Steps = Generator[tuple[Future[Any], Baton], Any, Value]  # yields what it waits for, and whose answer that is
 
 
-def run(steps: Steps[Answer]) -> Future[Answer]:
+def run(steps: Steps[Value]) -> Future[Value]:
     """Run `steps` as far as they go without waiting, and the rest as the answers come; holds what they return."""
-    future: Future[Answer] = Future()
+    future: Answer[Value] = Answer()
     future.set_running_or_notify_cancel()  # whoever loses interest closes the sequence, or calls again
     _go_on(steps, future, None)
     return future
 
 
-def _go_on(steps: Steps[Answer], future: Future[Answer], answered: Future[Any] | None) -> None:
+def _go_on(steps: Steps[Value], future: Future[Value], answered: Future[Any] | None) -> None:
     while True:
         try:
             if answered is None:

@@ -1,8 +1,11 @@
-"""What crosses between actors: frozen dataclasses of numpy arrays and token ids, never tensors.
+"""What crosses between actors: dataclasses of numpy arrays and token ids, never tensors.
 
 Calls name the truth instead of deltas: a `Context` says which tokens a sequence consists of, and the
 actor truncates its KV cache to the common prefix and catches up. Rollback is therefore implicit and
 a retry is harmless.
+
+No message is ever changed. Those of every round are not declared frozen all the same: a frozen one is made field by
+field through calls, which takes twice as long between two passes, when the caches are cold.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Features:
         return self.start + len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
     """The tokens a sequence consists of, from `start` on; `[0, start)` is as the actor last held it."""
 
@@ -114,7 +117,7 @@ class DraftShape:
         return not self.grows and self.siblings == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draft:
     """Proposed tokens. `laws` is None when ids suffice (greedy, coupled) or for a deterministic drafter.
 
@@ -184,7 +187,7 @@ class TokenLogprobs:
     top_logprobs: npt.NDArray[np.float32]  # [num_logprobs]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """Outcome of one verify pass: accepted draft tokens followed by exactly one token of the verifier.
 

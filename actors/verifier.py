@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from actors.answer import Answer
 from actors.drafters.model import ModelDrafter
 from actors.engine.backed import EngineBacked
 from actors.engine.engine import Engine
@@ -46,7 +47,7 @@ class VerifyJob(Job):
         self, context: Context, drafts: Sequence[Draft], tier: int, law_support: int, want_laws: bool
     ) -> None:
         """Raises `BadDraft` when a tree comes with other pieces."""
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self._ids, self._laws, self._draft_tiers = concat_drafts(drafts)
         self._parents = the_parents(drafts)
         self._draft_seconds = sum(d.seconds for d in drafts)
@@ -298,7 +299,7 @@ class Verifier(EngineBacked):
 
         The verdict is `missed`, at once, when no branch fits or the pass is not known here.
         """
-        answer: Future[Verdict] = Future()
+        answer: Answer[Verdict] = Answer()
         self._outcomes.meet(sequence_id, round, enumeration, answer)
         return answer
 

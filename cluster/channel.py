@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from actors.wire import access
@@ -41,6 +42,20 @@ class CallRefused(CallFailed):
     """The actor has no room for a call now."""
 
 
+class Reply(asyncio.Future[bytes]):
+    """The answer to a call under way. `taps` are given it as it comes, before anybody who waits for it wakes up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.taps: list[Callable[[bytes], None]] = []
+
+    def set_result(self, result: bytes, /) -> None:
+        """The answer has come."""
+        super().set_result(result)
+        for tap in self.taps:
+            tap(result)
+
+
 class Channel(FrameProtocol):
     """Calls to one actor, any number at once; answers come in any order.
 
@@ -58,7 +73,7 @@ class Channel(FrameProtocol):
         self._nonce = secrets.token_bytes(access.NONCE_BYTES)
         self._challenged = False
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._calls: dict[int, Reply] = {}
         self._next = 1
         self._lost: ChannelLost | None = None
         self.num_sequences = 0  # that hold the actor
@@ -94,12 +109,12 @@ class Channel(FrameProtocol):
         """Whether no other sequence has calls here that could share a step with what is sent now."""
         return self.num_sequences == 1
 
-    def call(self, kind: Kind, payload: bytes, trace: bytes = b"") -> asyncio.Future[bytes]:
+    def call(self, kind: Kind, payload: bytes, trace: bytes = b"") -> Reply:
         """The answer's payload. Raises `ChannelLost`, `CallFailed`, `CallRefused`. Cancelling abandons the call.
 
         `trace`: the span that the call is part of (`actors.spans.pack`), if its request is traced.
         """
-        answer: asyncio.Future[bytes] = self._loop.create_future()
+        answer = Reply(self._loop)
         if self._lost is not None:
             answer.set_exception(self._lost)
             return answer
@@ -114,7 +129,7 @@ class Channel(FrameProtocol):
             self._look_again()
         return answer
 
-    def announce(self, kind: Kind, payload: bytes, part: asyncio.Future[bytes]) -> asyncio.Future[bytes]:
+    def announce(self, kind: Kind, payload: bytes, part: Reply) -> Reply:
         """As `call`, of a call whose last part is under way: it follows as soon as it is there, without anybody's help.
 
         Once the answer is abandoned nothing follows. If the part fails the call has to be abandoned.
@@ -123,18 +138,18 @@ class Channel(FrameProtocol):
         answer = self.call(kind, payload)
         has_followed = False
 
-        def follow(part: asyncio.Future[bytes]) -> None:
+        def follow(payload: bytes) -> None:
             nonlocal has_followed
-            if not answer.done() and not part.cancelled() and part.exception() is None:
+            if not answer.done():
                 has_followed = True
-                self.send(Kind.DRAFT, number, part.result(), at_once=self._is_alone)
+                self.send(Kind.DRAFT, number, payload, at_once=self._is_alone)
 
         def withdraw(answer: asyncio.Future[bytes]) -> None:
-            part.remove_done_callback(follow)
             if not has_followed:  # abandoned, or ended with its lease: the actor need not keep what it was told
+                part.taps.remove(follow)
                 self.send(Kind.WITHDRAW, number)
 
-        part.add_done_callback(follow)
+        part.taps.append(follow)
         answer.add_done_callback(withdraw)
         return answer
 

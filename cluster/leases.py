@@ -29,7 +29,7 @@ from actors.wire.codec import (
     encode_verify_ahead,
 )
 from actors.wire.frames import Kind
-from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, OutOfReach
+from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, OutOfReach, Reply
 from cluster.coordinator.tier import DraftHandle, DraftLost, EnumerationHandle, NoRoom, ReplicaLost
 from cluster.pools import LeaseGrant, Revoked
 from cluster.running import Running, Stay
@@ -44,7 +44,7 @@ CLOSE_TIMEOUT_S = 5.0
 class RemoteDraft:
     """A draft under way in an actor. Its payload is passed on as it came; only `fetch` reads it."""
 
-    def __init__(self, payload: asyncio.Future[bytes]) -> None:
+    def __init__(self, payload: Reply) -> None:
         self.payload = payload
 
     async def wait(self, timeout_s: float) -> bool:
@@ -153,7 +153,6 @@ class RayLease:
     def propose(self, context: Context, shape: DraftShape, trace: bytes = b"") -> RemoteDraft:
         """Start drafting; returns at once."""
         payload = self._call(Kind.PROPOSE, encode_propose(context, shape), trace)
-        payload.add_done_callback(_mark_seen)  # a draft that nobody waits for may fail without a warning
         return RemoteDraft(payload)
 
     def announce(self, context: Context, draft: DraftHandle, *, want_laws: bool) -> None:
@@ -167,7 +166,6 @@ class RayLease:
         if not draft.payload.done():
             sent = encode_verify(context, None, want_laws)
             answer = self._followed(self._channel.announce(Kind.VERIFY, sent, draft.payload))
-            answer.add_done_callback(_mark_seen)
             self._announced = _Announced(context, draft, want_laws, answer)
 
     def _withdraw(self) -> None:
@@ -219,7 +217,6 @@ class RayLease:
             assert isinstance(draft, RemoteDraft)
             sent = draft.payload.result()
         payload = self._call(Kind.AHEAD, encode_ahead(context, sent, verify_round, plan), trace)
-        payload.add_done_callback(_mark_seen)
         return RemoteEnumeration(payload)
 
     async def verify_ahead(
@@ -249,14 +246,19 @@ class RayLease:
         except Unreadable as error:
             raise ReplicaLost(f"{self.replica_id}: its answer cannot be read ({error})") from error
 
-    def _call(self, kind: Kind, payload: bytes, trace: bytes) -> asyncio.Future[bytes]:
+    def _call(self, kind: Kind, payload: bytes, trace: bytes) -> Reply:
         return self._followed(self._channel.call(kind, payload, trace))
 
-    def _followed(self, answer: asyncio.Future[bytes]) -> asyncio.Future[bytes]:
-        """The answer to a call, which ends with the lease."""
+    def _followed(self, answer: Reply) -> Reply:
+        """The answer to a call, which ends with the lease. Nobody need wait for it: it may fail without a warning."""
         self._under_way.add(answer)
-        answer.add_done_callback(self._under_way.discard)
+        answer.add_done_callback(self._ended)
         return answer
+
+    def _ended(self, answer: asyncio.Future[bytes]) -> None:
+        self._under_way.discard(answer)
+        if not answer.cancelled():
+            answer.exception()
 
     async def release(self, held: Ids | None = None) -> None:
         """Free the sequence and give the replica back. Idempotent; never raises for a dead replica."""
@@ -295,12 +297,6 @@ async def _came(draft: RemoteDraft) -> bytes:
         return payload.result() if payload.done() else await asyncio.shield(payload)
     except (ChannelLost, CallFailed) as error:
         raise DraftLost(str(error)) from error
-
-
-def _mark_seen(outcome: asyncio.Future[bytes]) -> None:
-    """A draft that nobody fetches may fail without a warning."""
-    if not outcome.cancelled():
-        outcome.exception()
 
 
 def reason_of(error: BaseException) -> str:

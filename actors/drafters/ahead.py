@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters.chain import ChainJob
 from actors.drafters.copies import Copies
 from actors.drafters.growth import Growth
@@ -50,7 +51,7 @@ class AheadJob(Job):
             self._num_taken = len(draft.tokens)
             context = replace(context, tokens=np.concatenate([context.tokens, draft.tokens]).astype(np.int32))
             draft = replace(draft, tokens=draft.tokens[:0], laws=None)
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self._one_by_one = one_by_one
         self.extends = one_by_one and self._num_taken > 0  # only the last row is due then
         self.deadline_s = self.created_s + plan.time_s
@@ -267,7 +268,7 @@ class BranchTreeJob(Job):
     """Grows a tree after one outcome."""
 
     def __init__(self, ahead: AheadJob, outcome: Outcome, context: Context, growth: Growth) -> None:
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self.outcome = outcome
         self._ahead = ahead
         self._growth = growth

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters.copies import Copies
 from actors.drafters.tail import Tail
 from actors.engine.jobs import Job
@@ -31,7 +31,7 @@ class ChainJob(Job):
         num_siblings: int = 0, copies: Copies | None = None,
     ) -> None:
         """`num_siblings`: next best tokens to be told beside each token of the chain."""
-        future: Future[Any] = Future()
+        future: Answer[Any] = Answer()
         super().__init__(context, future)
         self._num_tokens = num_tokens
         self._tier = tier

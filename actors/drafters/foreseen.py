@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters.chain import comb
 from actors.drafters.copies import Copies
 from actors.drafters.growth import Growth
@@ -176,7 +176,7 @@ class _Root(Job):
     """Stands for the pass that began a tree: there was none."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
 
     def draft_ids(self) -> Ids:
         """Nothing is fed."""

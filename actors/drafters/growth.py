@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters.copies import Copies
 from actors.drafters.guesses import NUM_GUESSES, guess
 from actors.drafters.tail import Tail
@@ -207,7 +207,7 @@ class WalkJob(Job):
     """Runs one node of a growing tree."""
 
     def __init__(self, growth: Growth, node: int, context: Context) -> None:
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self._growth = growth
         self._node = node
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters.ahead import AheadJob
 from actors.drafters.base import Drafter
 from actors.drafters.chain import ChainJob
@@ -63,7 +64,7 @@ class TreeJob(Job):
         self, context: Context, shape: DraftShape, depth: int, tier: int, law_support: int,
         copies: Copies | None = None,
     ) -> None:
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self._tier = tier
         self._copies = copies
         self._growth = Growth(context, shape, depth, tier, law_support, _noise(context, tier), self._answer, copies)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.drafters import foreseen
 from actors.drafters.base import Drafter
 from actors.drafters.copies import Copies, with_copies
@@ -37,7 +38,7 @@ class ParallelJob(Job):
         copies: Copies | None = None,
     ) -> None:
         """`masks`: one for each place after the first; no path of `shape` is longer than all places."""
-        super().__init__(context, Future())
+        super().__init__(context, Answer())
         self._shape = shape
         self._masks = masks
         self._tier = tier

@@ -76,6 +76,7 @@ class Batch:
         self.num_rows = 0
         self.forward_s = 0.0
         self._pass_began_s = self.pass_ended_s = 0.0  # of the latest one, monotonic
+        self.at_last = False  # the last of the calls that a pass was for is being given its logits
         self._pass_s, self._pass_sequences = 0.0, 0  # what it took (of several at once each), for how many
         self.computing: AbstractContextManager[object] = nullcontext()  # around each pass
 
@@ -219,11 +220,13 @@ class Batch:
             if chunk.sequence_id in self._table:  # not a branch that ended a moment ago
                 sequence = self._table[chunk.sequence_id]
                 self._advance(sequence, part, num_rows, seconds / num_passes)
+                self.at_last = index == len(parts) - 1
                 if isinstance(found, Best):
                     self._deliver_best(sequence, found.ids[:, index].tolist(), float(found.tops[-1, index]))
                 else:
                     self._deliver(sequence, found.part(first, first + part.num_logits), part.parents is not None)
             first += part.num_logits
+        self.at_last = False
         for job in jobs:
             if job is not None and job.spawned:
                 self._attach_spawned(job)

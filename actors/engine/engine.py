@@ -77,7 +77,13 @@ class Engine:
         self._commands.put(partial(self._batch.close, sequence_id, truth))
 
     def between_steps(self, act: Callable[[], None]) -> None:
-        """Run `act` in the engine's thread as soon as no step is under way: what a step resolved is complete then."""
+        """Run `act` in the engine's thread as soon as no step is under way: what a step resolved is complete then.
+
+        Where the step's last call is about what is left of it, that is now.
+        """
+        if self._batch.at_last and threading.current_thread() is self._thread:
+            act()
+            return
         self._commands.put(act)
         if self._ended:
             self._drain_commands(None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -74,7 +75,7 @@ SCHEMA = schema(_WIRE_CLASSES, tuple(Kind))
 
 def encode_propose(context: Context, shape: DraftShape) -> bytes:
     """The payload of a proposal."""
-    return _pack((context, shape))
+    return _pack((context, shape), context.features)
 
 
 def decode_propose(payload: bytes) -> tuple[Context, DraftShape]:
@@ -85,7 +86,7 @@ def decode_propose(payload: bytes) -> tuple[Context, DraftShape]:
 
 def encode_ahead(context: Context, draft: bytes, verify_round: int, plan: AheadPlan) -> bytes:
     """The payload of a call for an enumeration; the draft as the actor sent it."""
-    return _pack((context, draft, verify_round, plan))
+    return _pack((context, draft, verify_round, plan), context.features)
 
 
 def decode_ahead(payload: bytes) -> tuple[Context, Draft, int, AheadPlan]:
@@ -154,7 +155,7 @@ def decode_close(payload: bytes) -> tuple[str, Ids | None]:
 
 def encode(message: Draft | Verdict | Enumeration) -> bytes:
     """One message. Raises TypeError for an array that is not one-dimensional or of another type than tokens have."""
-    return _pack(message)
+    return _pack(message, message.features if isinstance(message, Verdict) else None)
 
 
 def decode_draft(payload: bytes) -> Draft:
@@ -179,8 +180,9 @@ def _decoded(decode: Callable[[Any], Message], payload: bytes) -> Message:
         raise Unreadable(f"{len(payload)} bytes are no message ({type(error).__name__})") from error
 
 
-def _pack(value: object) -> bytes:
-    packed: bytes = msgpack.packb(value, default=_default)
+def _pack(value: object, features: Features | None = None) -> bytes:
+    """`features`: those in `value`, if any, which are so large that the packer would keep their room for good."""
+    packed: bytes = _packers.packer.pack(value) if features is None else msgpack.packb(value, default=_default)
     return packed
 
 
@@ -208,6 +210,16 @@ def _default(value: object) -> object:
     return values(value)
 
 
+class _Packers(threading.local):
+    """One for each thread: to make one takes as long as to pack a message. Not to be used while it packs."""
+
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(default=_default)
+
+
+_packers = _Packers()
+
+
 def _features_parts(features: Features) -> tuple[int, int, memoryview]:
     """First position, width, and the rows' own bytes: they are by far the largest of what travels."""
     rows = features.rows
@@ -232,7 +244,8 @@ def _sampling_bytes(params: SamplingParams, is_whole: bool) -> bytes:
     values = list(_FIELDS[SamplingParams](params))
     if params.grammar is not None:
         values[_GRAMMAR] = _FIELDS[Grammar](params.grammar) if is_whole else params.grammar.digest
-    return _pack(values)
+    packed: bytes = msgpack.packb(values, default=_default)  # `_pack` is under way
+    return packed
 
 
 @functools.lru_cache(maxsize=1024)

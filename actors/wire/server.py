@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 import ssl
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.answer import Answer
 from actors.engine.jobs import ReplicaFull
 from actors.grammar.known import UnknownGrammar
 from actors.messages import Draft, Enumeration, Origin, Verdict
@@ -75,25 +77,28 @@ class CallServer:
     """Serves `handlers` on a port of its own. Lives in the event loop that calls `listen`."""
 
     def __init__(
-        self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer = lambda act: act(),
+        self, handlers: Mapping[Kind, Handler], presence: Presence, defer: Defer | None = None,
         hop_s: float = 0.0, spans: Spans | None = None,
     ) -> None:
-        """`hop_s`: emulated network, what every call and every answer waits in addition. `spans`: of traced calls."""
+        """`defer`: None: answers have no steps, and leave in the turns of the event loop.
+
+        `hop_s`: emulated network, what every call and every answer waits in addition. `spans`: of traced calls."""
         self.handlers = handlers
         self._hop_s = hop_s
         self._hop: NoHop | SlowHop = NoHop()
         self.presence = presence
         self._spans = spans
-        self._defer = defer
+        self._defer = self._in_loop if defer is None else defer
         self.secret = access.new_secret()
         self._done: deque[_Done] = deque()
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None  # the event loop's
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str) -> Endpoint:
         """Take calls on a free port of `host`, an address of this node."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.current_thread()
         self._hop = open_hop(self._hop_s)
         self._server = await self._loop.create_server(
             lambda: _Caller(self), host, 0, ssl=access.tls(ssl.Purpose.CLIENT_AUTH)
@@ -150,25 +155,25 @@ class CallServer:
         self._done.append((caller, number, call))
         if not self._woken:
             self._woken = True
-            is_later: list[bool] = []
-            self._defer(lambda: self._wake(is_complete=bool(is_later)))
-            is_later.append(True)
+            self._defer(self._wake)
 
-    def _wake(self, *, is_complete: bool) -> None:
-        """Have the event loop answer. `is_complete`: all that a step has resolved is there.
+    def _wake(self) -> None:
+        """Have the event loop answer: all that a step has resolved is there.
 
-        Then answers leave from here where they can: the event loop comes to its turn only when this thread rests, and
-        by then it may be in the middle of the next step.
+        Answers leave from here where they can: the event loop comes to its turn only when this thread rests, and by
+        then it may be in the middle of the next step.
         """
+        if isinstance(self._hop, NoHop) and threading.current_thread() is not self._thread:
+            done = self._take_done()
+            sent = self._send_straight(done)
+            self._in_loop(lambda: self._answer(done, sent))
+        else:
+            self._in_loop(lambda: self._answer(self._take_done()))
+
+    def _in_loop(self, act: Callable[[], None]) -> None:
         assert self._loop is not None
-        try:
-            if is_complete and isinstance(self._hop, NoHop):
-                done = self._take_done()
-                self._loop.call_soon_threadsafe(self._answer, done, self._send_straight(done))
-            else:
-                self._loop.call_soon_threadsafe(lambda: self._answer(self._take_done()))
-        except RuntimeError:  # the loop has ended, and its connections with it
-            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
+            self._loop.call_soon_threadsafe(act)
 
     def _take_done(self) -> list[_Done]:
         self._woken = False  # before the queue is read: what comes from here on wakes the loop again
@@ -334,7 +339,7 @@ _Done = tuple[_Caller, int, Call]  # answered, and not told yet
 
 def completed(answer: Any) -> Future[Any]:
     """A future that holds its answer."""
-    future: Future[Any] = Future()
+    future: Answer[Any] = Answer()
     future.set_result(answer)
     return future
 

@@ -19,7 +19,7 @@ from actors.wire.access import Endpoint
 from actors.wire.codec import decode_verify, encode, readable
 from actors.wire.frames import Kind
 from actors.wire.server import Announced, Call, CallServer, completed
-from cluster.channel import ChannelLost
+from cluster.channel import ChannelLost, Reply
 from cluster.coordinator.tier import NO_TOKENS, DraftLost, NoRoom
 from cluster.leases import RayLease, RemoteDraft
 from cluster.pools import LeaseGrant
@@ -117,7 +117,7 @@ class Verifies:
         return sum(len(caller._announced) for caller in self.callers)
 
 
-def announcing(body: Callable[[Verifies, RayLease, asyncio.Future[bytes]], Any]) -> Verifies:
+def announcing(body: Callable[[Verifies, RayLease, Reply], Any]) -> Verifies:
     """Runs `body` with a lease of an actor, and the payload of a draft under way; afterwards nothing is waited for."""
     verifies = Verifies()
 
@@ -126,7 +126,7 @@ def announcing(body: Callable[[Verifies, RayLease, asyncio.Future[bytes]], Any])
         handle: Any = Handle(lambda preference: LeaseGrant("a#1", endpoint, INFO))
         lease = await RayTier(handle, 60.0).lease("s")
         async with asyncio.timeout(60):
-            await body(verifies, lease, asyncio.get_running_loop().create_future())
+            await body(verifies, lease, Reply(asyncio.get_running_loop()))
             lease._stream.cancel()
             await lease.release()
             while verifies.num_waiting:
@@ -138,7 +138,7 @@ def announcing(body: Callable[[Verifies, RayLease, asyncio.Future[bytes]], Any])
 
 
 def test_an_announced_call_is_made_once_and_as_it_was_announced() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         draft = RemoteDraft(payload)
         lease.announce(CONTEXT, draft, want_laws=False)
         payload.set_result(encode(DRAFT))
@@ -150,7 +150,7 @@ def test_an_announced_call_is_made_once_and_as_it_was_announced() -> None:
 
 
 def test_another_call_takes_an_announcement_back() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         lease.announce(CONTEXT, RemoteDraft(payload), want_laws=False)
         other = replace(CONTEXT, round=2)
         assert (await lease.verify(other, want_laws=False)).tokens.tolist() == [9]  # it goes on without the draft
@@ -162,7 +162,7 @@ def test_another_call_takes_an_announcement_back() -> None:
 
 
 def test_an_announced_call_whose_draft_is_lost_says_so_and_may_be_repeated_without_it() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         draft = RemoteDraft(payload)
         lease.announce(CONTEXT, draft, want_laws=False)
         payload.set_exception(ChannelLost("the drafter died"))
@@ -174,7 +174,7 @@ def test_an_announced_call_whose_draft_is_lost_says_so_and_may_be_repeated_witho
 
 
 def test_a_call_that_is_abandoned_before_its_draft_came_is_not_made() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         draft = RemoteDraft(payload)
         lease.announce(CONTEXT, draft, want_laws=False)
         verifying = asyncio.create_task(lease.verify(CONTEXT, draft, want_laws=False))
@@ -187,7 +187,7 @@ def test_a_call_that_is_abandoned_before_its_draft_came_is_not_made() -> None:
 
 
 def test_an_announced_call_is_taken_back_when_the_pool_ends_its_lease() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         await lease.verify(CONTEXT, want_laws=False)
         lease.announce(replace(CONTEXT, round=2), RemoteDraft(payload), want_laws=False)
         while not verifies.num_waiting:
@@ -200,7 +200,7 @@ def test_an_announced_call_is_taken_back_when_the_pool_ends_its_lease() -> None:
 
 
 def test_an_announcement_ends_with_its_lease() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         lease.announce(CONTEXT, RemoteDraft(payload), want_laws=False)
         while not verifies.num_announced:
             await asyncio.sleep(0.001)
@@ -209,7 +209,7 @@ def test_an_announcement_ends_with_its_lease() -> None:
 
 
 def test_a_draft_that_is_there_needs_no_announcement() -> None:
-    async def body(verifies: Verifies, lease: RayLease, payload: asyncio.Future[bytes]) -> None:
+    async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         draft = RemoteDraft(payload)
         payload.set_result(encode(DRAFT))
         lease.announce(CONTEXT, draft, want_laws=False)

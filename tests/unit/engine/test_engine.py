@@ -204,3 +204,31 @@ def test_a_pass_waits_for_those_whom_the_last_one_answered_and_for_nobody_who_ha
     submit_all(engine, [long, short[0]])
     assert long.future.result(20) == "done"
     assert seen[1:] == [2, 2, 2]  # never alone, once both were there
+
+
+def test_what_waits_for_the_end_of_a_step_waits_for_its_other_calls_and_for_nothing_else(make: Make) -> None:
+    """The act of the first call runs once both are resolved; that of a lone one while it is being resolved."""
+    for names in (("first", "second"), ("lone",)):
+        engine, runner = make()
+        order: list[str] = []
+        gate, ran = threading.Event(), threading.Event()
+
+        def later(name: str, engine: Engine = engine, order: list[str] = order) -> None:
+            order.append(name)
+            engine.between_steps(lambda: order.append(f"after {name}"))
+            order.append(f"{name} is told")
+
+        runner.before_step[0] = gate.wait  # of a pass for neither: both share the one after it
+        jobs = [call(name, 3) for name in names]
+        for name, job in zip(names, jobs, strict=True):
+            job.future.add_done_callback(lambda _, name=name: later(name))
+        submit_all(engine, [call("before", 3), *jobs])
+        gate.set()
+        for job in jobs:
+            assert job.future.result(60) == "done"
+        engine.between_steps(ran.set)
+        assert ran.wait(60)
+        if names == ("lone",):
+            assert order == ["lone", "after lone", "lone is told"]
+        else:
+            assert order.index("after first") > order.index("second")

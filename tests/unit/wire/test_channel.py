@@ -24,7 +24,7 @@ from actors.wire.access import Endpoint
 from actors.wire.codec import decode_draft, decode_propose, encode_propose
 from actors.wire.frames import _HEADER, Kind, packed
 from actors.wire.server import EARLY_PARTS, Announced, Call, CallServer, completed
-from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels
+from cluster.channel import CallFailed, CallRefused, Channel, ChannelLost, Channels, Reply
 
 CONTEXT = Context("s", 0, np.arange(3, dtype=np.int32), 3, 3, SamplingParams(), 1)
 
@@ -409,7 +409,7 @@ def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_b
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         begun, parts = announced(worker)
         channel = await Channel.connect(endpoint)
-        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        part = Reply(asyncio.get_running_loop())
         answer = channel.announce(Kind.VERIFY, b"first", part)
         await channel.call(Kind.CLOSE, b"s")  # the first part has come over
         assert not begun
@@ -427,7 +427,7 @@ def test_a_call_whose_second_part_will_not_come_is_forgotten_by_the_actor(how: s
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         begun, _ = announced(worker)
         channel = await Channel.connect(endpoint)
-        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        part = Reply(asyncio.get_running_loop())
         answer = channel.announce(Kind.VERIFY, b"first", part)
         await channel.call(Kind.CLOSE, b"s")
         (caller,) = worker.callers
@@ -453,7 +453,7 @@ def test_a_second_part_without_a_byte_is_a_part_like_any_other() -> None:
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         begun, parts = announced(worker)
         channel = await Channel.connect(endpoint)
-        part: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        part = Reply(asyncio.get_running_loop())
         channel.announce(Kind.VERIFY, b"first", part)
         part.set_result(b"")  # of a drafter that is broken: the verifying actor finds that it cannot be read
         await until(lambda: begun)
