@@ -142,6 +142,7 @@ class Batch:
 
     def fail_all(self, error: Exception) -> None:
         """Fail the calls under way; what their sequences hold is in doubt and dropped."""
+        self.at_last = False  # whatever broke may have broken in the middle of a step's calls
         for sequence in list(self._table.active.values()):
             assert sequence.job is not None
             sequence.job.fail(error)
