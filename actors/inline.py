@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,9 @@ class Verifies(UpperWorker, Protocol):
 
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
         """Queue one verify pass over the concatenated drafts; none means a plain step."""
+
+    def expect(self, context: Context, want_laws: bool) -> Callable[[Sequence[Draft]], Future[Verdict]]:
+        """`verify`, of drafts that are under way."""
 
     def verify_ahead(self, sequence_id: str, round: int, enumeration: Enumeration) -> Future[Verdict]:
         """Verify whichever branch fits the outcome of the pass of `enumeration.round`."""
@@ -62,6 +66,10 @@ class InlineVerifier(Stacked, _DraftsForNobody):
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
         """Verify `drafts` alone; the inline drafter is not asked."""
         return run(_unless_missing(lambda: self._verify(context, drafts, want_laws), self.info().tier))
+
+    def expect(self, context: Context, want_laws: bool) -> Callable[[Sequence[Draft]], Future[Verdict]]:
+        """`verify`, of drafts that are under way: there is nothing to be done before they are there."""
+        return partial(self.verify, context, want_laws=want_laws)
 
     def verify_ahead(self, sequence_id: str, round: int, enumeration: Enumeration) -> Future[Verdict]:
         """Nothing rides ahead of a target that drafts by itself: the pass is an ordinary one."""
@@ -132,6 +140,10 @@ class RelayVerifier(Stacked, _DraftsForNobody):
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
         """Verify the drafts in both tiers, one after the other; without any, take a plain step of the upper one."""
         return run(_unless_missing(lambda: self._verify(context, drafts, want_laws), self.info().tier))
+
+    def expect(self, context: Context, want_laws: bool) -> Callable[[Sequence[Draft]], Future[Verdict]]:
+        """`verify`, of drafts that are under way: there is nothing to be done before they are there."""
+        return partial(self.verify, context, want_laws=want_laws)
 
     def verify_ahead(self, sequence_id: str, round: int, enumeration: Enumeration) -> Future[Verdict]:
         """As `Verifier.verify_ahead`: a branch goes straight to the upper tier.

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors import logs
 from actors.cores import stay_on
 from actors.garbage import settle
 from actors.leased import LeasedActor
-from actors.messages import Draft, Ids, ReplicaInfo, ReplicaStats
+from actors.messages import Ids, ReplicaInfo, ReplicaStats
 from actors.spans import Spans
 from actors.spec import InlineTier, ModelSpec
 from actors.watch import WatchSpec
@@ -108,13 +108,10 @@ class RankWorker(LeasedActor):
     def _verify(self, payload: bytes) -> Call | Announced:
         """Verify the concatenation of the drafts after the context; none means a plain step."""
         context, drafts, want_laws = decode_verify(payload)
-
-        def begin(drafts: list[Draft]) -> Call:
-            return self._call(context, lambda: self._leader().verify(context, drafts, want_laws))
-
         if drafts is None:
-            return Announced(lambda draft: begin(readable([draft])))
-        return begin(drafts)
+            verify = self._leader().expect(context, want_laws)
+            return Announced(lambda draft: self._call(context, lambda: verify(readable([draft]))))
+        return self._call(context, lambda: self._leader().verify(context, drafts, want_laws))
 
     def _propose(self, payload: bytes) -> Call:
         """Draft with this tier's own model, when the tiers below it are left out."""
@@ -233,6 +230,19 @@ class RankWorker(LeasedActor):
         assert group is not None
         return group
 
+    def _grain(self, model: Any) -> int:
+        """How MLPs are cut."""
+        from actors.engine.native.anatomy import is_fusable
+        from actors.engine.native.exchange import FETCHED_BYTES
+        from actors.engine.native.weights import BYTES
+        from actors.loading.sharded import GRAIN, mlp_grain
+
+        spec = self._spec
+        if spec.device != "cpu" or spec.kernels != "native" or not is_fusable(model):
+            return GRAIN  # nothing is fetched ahead
+        config = model.config.get_text_config()
+        return mlp_grain(config, spec.tensor_parallel_size, BYTES[spec.weights], FETCHED_BYTES)
+
     def _load_shard(self, group: dist.ProcessGroup) -> ModelRunner:
         import torch
         import torch.distributed as dist
@@ -244,7 +254,7 @@ class RankWorker(LeasedActor):
         if self._spec.num_threads is not None:
             torch.set_num_threads(self._spec.num_threads)
         model = load_model(self._spec)
-        shard(model, self._spec.tensor_parallel_size, group)
+        shard(model, self._spec.tensor_parallel_size, group, grain=self._grain(model))
         spec = self._spec if self._rank == 0 else replace(self._spec, feature_layers=())  # one rank keeps them for all
         local = make_runner(model, spec)
         dist.barrier()  # patient; from here on the ranks are in step and `group`'s short timeout may hold

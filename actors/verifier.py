@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -48,18 +49,26 @@ class VerifyJob(Job):
     ) -> None:
         """Raises `BadDraft` when a tree comes with other pieces."""
         super().__init__(context, Answer())
+        self._tier = tier
+        self._law_support = law_support
+        self._want_laws = want_laws
+        self._run: list[VerifiedTree] = []  # of a plain call for several tokens: those decided so far
+        self._take(drafts)
+
+    def begin(self, drafts: Sequence[Draft]) -> None:
+        """Of a job that was made without drafts, ahead of its time: here they are. Raises as the constructor does."""
+        self.created_s = time.monotonic()
+        self._take(drafts)
+
+    def _take(self, drafts: Sequence[Draft]) -> None:
         self._ids, self._laws, self._draft_tiers = concat_drafts(drafts)
         self._parents = the_parents(drafts)
         self._draft_seconds = sum(d.seconds for d in drafts)
         self._draft_model_seconds = sum(d.model_seconds for d in drafts)
         self._draft_pass = (drafts[-1].pass_rows, drafts[-1].pass_seconds) if drafts else (0, 0.0)
         self._draft_error = next((d.error for d in drafts if d.error), None)
-        self._tier = tier
-        self._law_support = law_support
-        self._want_laws = want_laws
         self._num_fed = len(self._ids)
         self._fed = self._ids
-        self._run: list[VerifiedTree] = []  # of a plain call for several tokens: those decided so far
         self._nodes: npt.NDArray[np.int64] = np.arange(len(self._ids))  # of a tree: those that were not clipped away
         if self._parents is not None:
             try:
@@ -271,7 +280,21 @@ class Verifier(EngineBacked):
 
     def verify(self, context: Context, drafts: Sequence[Draft], want_laws: bool = False) -> Future[Verdict]:
         """Queue one verify pass over the concatenated drafts; none means a plain step."""
-        job = VerifyJob(context, drafts, self._info.tier, self._law_support, want_laws)
+        return self._submit(VerifyJob(context, drafts, self._info.tier, self._law_support, want_laws))
+
+    def expect(self, context: Context, want_laws: bool) -> Callable[[Sequence[Draft]], Future[Verdict]]:
+        """`verify`, of drafts that are under way: what does not depend on them is done already."""
+        self.engine.expect(context)
+        job = VerifyJob(context, (), self._info.tier, self._law_support, want_laws)
+
+        def begin(drafts: Sequence[Draft]) -> Future[Verdict]:
+            job.begin(drafts)
+            return self._submit(job)
+
+        return begin
+
+    def _submit(self, job: VerifyJob) -> Future[Verdict]:
+        context = job.context
         job.clip(max(0, self._info.max_context_tokens - context.num_tokens))
         job.clip_tree(self._most_nodes(context))
         job.stop_at_foreign_id(self.engine.vocab_size)

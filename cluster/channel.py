@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 CONNECT_S = 10.0
 SILENCE_S = 15.0
 NUM_PINGS = 3  # within that time
+ANNOUNCED_AFTER_S = 0.002
 # A peer whose machine vanished sends no end: the kernel asks after this silence, this often, this many times. What was
 # sent and is not acknowledged counts by itself (else the kernel would send it again for a quarter of an hour).
 KEEPALIVE = (
@@ -114,43 +115,64 @@ class Channel(FrameProtocol):
 
         `trace`: the span that the call is part of (`actors.spans.pack`), if its request is traced.
         """
-        answer = Reply(self._loop)
-        if self._lost is not None:
-            answer.set_exception(self._lost)
+        number, answer = self._expected()
+        if answer.done():
             return answer
-        number, self._next = self._next, self._next + 1
-        self._calls[number] = answer
         if trace:
             self.send(kind | TRACED, number, trace + payload, at_once=self._is_alone)
         else:
             self.send(kind, number, payload, at_once=self._is_alone)
+        return answer
+
+    def _expected(self) -> tuple[int, Reply]:
+        """The number of a new call, and its answer: the failure, where the connection has ended."""
+        number, self._next = self._next, self._next + 1
+        answer = Reply(self._loop)
+        if self._lost is not None:
+            answer.set_exception(self._lost)
+            return number, answer
+        self._calls[number] = answer
         if self._watch is None:
             self._heard_s = self._loop.time()
             self._look_again()
-        return answer
+        return number, answer
 
     def announce(self, kind: Kind, payload: bytes, part: Reply) -> Reply:
         """As `call`, of a call whose last part is under way: it follows as soon as it is there, without anybody's help.
 
-        Once the answer is abandoned nothing follows. If the part fails the call has to be abandoned.
+        Once the answer is abandoned nothing follows. If the part fails the call has to be abandoned. The call leaves
+        `ANNOUNCED_AFTER_S` from now, or with its part: whoever makes that has just been called, too, and begins sooner
+        when nobody else is woken up beside.
         """
-        number = self._next
-        answer = self.call(kind, payload)
-        has_followed = False
+        number, answer = self._expected()
+        if answer.done():
+            return answer
+        has_left = has_followed = False
 
-        def follow(payload: bytes) -> None:
+        def leave() -> None:
+            nonlocal has_left
+            has_left = True
+            self.send(kind, number, payload)
+
+        def follow(last: bytes) -> None:
             nonlocal has_followed
             if not answer.done():
                 has_followed = True
-                self.send(Kind.DRAFT, number, payload, at_once=self._is_alone)
+                timer.cancel()
+                if not has_left:
+                    leave()
+                self.send(Kind.DRAFT, number, last, at_once=self._is_alone)
 
-        def withdraw(answer: asyncio.Future[bytes]) -> None:
+        def end(answer: asyncio.Future[bytes]) -> None:
+            timer.cancel()
             if not has_followed:  # abandoned, or ended with its lease: the actor need not keep what it was told
                 part.taps.remove(follow)
-                self.send(Kind.WITHDRAW, number)
+                if has_left:
+                    self.send(Kind.WITHDRAW, number)
 
+        timer = self._loop.call_later(ANNOUNCED_AFTER_S, leave)
         part.taps.append(follow)
-        answer.add_done_callback(withdraw)
+        answer.add_done_callback(end)
         return answer
 
     def _look_again(self) -> None:

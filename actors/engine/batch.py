@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from actors.engine.step import (
     StepInput,
     TakesFeatures,
 )
-from actors.messages import Halves, Ids
+from actors.messages import Context, Halves, Ids
 from actors.sampling.rows import LogitRows, concat
 from actors.sampling.validate import BadLogits, check_best
 from actors.spec import ModelSpec
@@ -122,6 +122,11 @@ class Batch:
         except Exception as error:
             log.exception("a call of sequence %s could not be taken", job.context.sequence_id)
             job.fail(error)
+
+    def expect(self, context: Context) -> None:
+        """A call with this context is to come. Whatever is wrong with it is said when it has come."""
+        with suppress(SequenceRejected):
+            self._table.expect(context)
 
     def _attach_spawned(self, job: Job) -> None:
         spawned, job.spawned = job.spawned, []

@@ -14,7 +14,7 @@ from actors.engine.batch import Batch
 from actors.engine.jobs import Job, ReplicaFull, StaleCall
 from actors.engine.shallow import Shallow
 from actors.engine.step import KeepsFeatures, ModelRunner, Prepares, TakesFeatures
-from actors.messages import Ids, ReplicaStats
+from actors.messages import Context, Ids, ReplicaStats
 from actors.priority import Aside
 from actors.spec import ModelSpec
 
@@ -68,6 +68,10 @@ class Engine:
         self._batch.stop[0] = 1
         if self._ended:
             self._drain_commands(None)
+
+    def expect(self, context: Context) -> None:
+        """A job with this context is to be submitted, if all goes well: make its sequence ready between two steps."""
+        self._commands.put(partial(self._batch.expect, context))
 
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Forget a sequence and free its pages; unknown ids are ignored.

@@ -128,7 +128,7 @@ class SequenceTable:
         if not _same(draft, now):
             told = _told(context, now)
             common = context.start + _num_common(sequence.ids.view(context.start), told)
-        self._rewind(sequence, job, told, common)
+        self._rewind(sequence, context, told, common, job.num_known)
         sequence.num_covered = sequence.whole(context.num_tokens)
         if job.num_whole is not None:
             sequence.num_whole = sequence.whole(job.num_whole)
@@ -144,6 +144,25 @@ class SequenceTable:
         self._num_calls += 1
         if job.future.done():
             self.detach(sequence)
+
+    def expect(self, context: Context) -> None:
+        """Put a context in place whose call is to come, so that less is left to be done then.
+
+        Any other call may come instead. So only decided tokens are put in place, which every later one has as well: it
+        may count on what its sequence held before this. Raises `SequenceRejected`.
+        """
+        self._check(context, 0, None)
+        sequence = self._sequences.get(context.sequence_id)
+        if sequence is None or sequence.job is not None or sequence.branches:
+            return
+        if context.num_tokens > context.num_committed:
+            return
+        if context.start > len(sequence.ids) or context.round < sequence.round:
+            return
+        self._drop_provisional(sequence)
+        sequence.notes = None  # they are of what the sequence was until now
+        common = context.start + _num_common(sequence.ids.view(context.start), context.tokens)
+        self._rewind(sequence, context, context.tokens, common, num_known=0)
 
     def detach(self, sequence: Sequence) -> None:
         """The sequence's call has been answered."""
@@ -299,7 +318,7 @@ class SequenceTable:
             self._kv.truncate(sequence.sequence_id, sequence.num_whole)
         sequence.notes = sequence.num_whole = None
 
-    def _rewind(self, sequence: Sequence, job: Job, told: Ids, common: int) -> None:
+    def _rewind(self, sequence: Sequence, context: Context, told: Ids, common: int, num_known: int) -> None:
         """Cut ids and KV to what they share with the context and draft, and put those in place.
 
         `told` is both from the context's start on; the first `common` tokens of all are as the sequence has them.
@@ -307,11 +326,10 @@ class SequenceTable:
         At least the context's last token (or the last one of the draft that is known) is run again: its logits are
         wanted. `[0, start)` needs no look: it is as the sequence holds it.
         """
-        context = job.context
         sequence.ids.cut(common)
         sequence.ids.extend(told[common - context.start :])
         held = self._kv.length(sequence.sequence_id)
-        keep = min(held, common, context.num_tokens - 1 + job.num_known)
+        keep = min(held, common, context.num_tokens - 1 + num_known)
         if keep < held:
             self._kv.truncate(sequence.sequence_id, keep)
 

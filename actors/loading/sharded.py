@@ -20,6 +20,8 @@ from torch import nn
 log = logging.getLogger(__name__)
 
 _SHM_OP = "deepspeed_shm_comm"
+GRAIN = 64  # columns; AutoTP's own
+_EVEN = 16  # columns that kernels read at once
 
 
 class RowParallelLinear(nn.Module):
@@ -76,15 +78,35 @@ def num_kv_heads(model: nn.Module) -> int:
     return int(heads)
 
 
+def mlp_grain(config: Any, world_size: int, weight_bytes: float, fetched_bytes: int) -> int:
+    """AutoTP's `tp_grain_size`: an MLP's columns are cut into such grains, the last rank takes what is left over.
+
+    Where one of two ranks has a KV head more, the other waits for it in every layer, and reads up to `fetched_bytes` of
+    its part of the MLP meanwhile (`src/forward.c`): its part may be so much larger. `weight_bytes` of each weight.
+    """
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if world_size != 2 or heads % 2 == 0:
+        return GRAIN
+    hidden, inner = int(config.hidden_size), int(config.intermediate_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // config.num_attention_heads)
+    group = 2 * config.num_attention_heads // heads + 2  # heads in the matrices of one KV head
+    waited = group * head_dim * hidden * weight_bytes
+    surplus = min(waited, fetched_bytes) / (3 * hidden * weight_bytes)  # columns
+    even = round((inner - surplus) / 2 / _EVEN) * _EVEN
+    return even if 3 * even > inner else GRAIN
+
+
 def shard(
     model: nn.Module, world_size: int, group: dist.ProcessGroup | None = None, shared_memory: bool = False,
+    grain: int = GRAIN,
 ) -> nn.Module:
     """Keep this rank's part of `model`, in place; the same call on every rank.
 
     torch.distributed must be initialised with `world_size` ranks; `group` (default: all of them) carries the
-    sums. Embedding and output head stay whole. `shared_memory` sums two ranks of one machine with DeepSpeed's
-    shared-memory kernel, compiled at first use (g++ and ninja, about a minute, once per machine);
-    without a compiler it falls back to the group. Raises ValueError when the model cannot be cut this way.
+    sums. Embedding and output head stay whole; MLPs are cut in multiples of `grain` (`mlp_grain`). `shared_memory`
+    sums two ranks of one machine with DeepSpeed's shared-memory kernel, compiled at first use (g++ and ninja, about
+    a minute, once per machine); without a compiler it falls back to the group. Raises ValueError when the model
+    cannot be cut this way.
     """
     if world_size == 1:
         return model
@@ -105,7 +127,8 @@ def shard(
     holder.set_output_embeddings(nn.Identity())
     try:
         deepspeed.init_inference(
-            model, tensor_parallel={"tp_size": world_size}, dtype=parameter.dtype, replace_with_kernel_inject=False,
+            model, tensor_parallel={"tp_size": world_size, "tp_grain_size": grain}, dtype=parameter.dtype,
+            replace_with_kernel_inject=False,
         )
     except AssertionError as error:
         raise ValueError(

@@ -152,6 +152,8 @@ def test_an_announced_call_is_made_once_and_as_it_was_announced() -> None:
 def test_another_call_takes_an_announcement_back() -> None:
     async def body(verifies: Verifies, lease: RayLease, payload: Reply) -> None:
         lease.announce(CONTEXT, RemoteDraft(payload), want_laws=False)
+        while not verifies.num_announced:
+            await asyncio.sleep(0.001)
         other = replace(CONTEXT, round=2)
         assert (await lease.verify(other, want_laws=False)).tokens.tolist() == [9]  # it goes on without the draft
         payload.set_result(encode(DRAFT))  # which comes too late

@@ -99,6 +99,15 @@ def check_fusable(model: Any) -> None:
         raise NotFusable(f"head size {attention.head_dim} exceeds {MOST_HEAD_DIM}")
 
 
+def is_fusable(model: Any) -> bool:
+    """Whether `check_fusable` finds nothing against it."""
+    try:
+        check_fusable(model)
+    except NotFusable:
+        return False
+    return True
+
+
 def dissect(model: Any, num_positions: int) -> Anatomy:
     """Take `model` apart; its matrices are referred to, not copied.
 

@@ -11,6 +11,8 @@ import mmap
 from actors.engine.native.library import ExchangeArgs
 from actors.engine.native.shared import CACHE_LINE_BYTES, address_of, open_shared
 
+FETCHED_BYTES = 1 << 20  # of the next weights, while a rank waits for the others: MOST_AHEAD in `src/forward.c`
+
 
 class Exchange:
     """One rank's view of the group's memory. `capacity` is the floats of the largest partial result."""

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from actors.engine.native.large_pages import LargePages
 from actors.engine.native.library import INT4_GROUP, LANES, WEIGHT_KINDS, LinearArgs, address, library
+
+BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "w8a8": 1.0, "int4": 0.5}  # of a weight, scales not counted
+_memory = LargePages()  # of all weights, which a pass reads from end to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def pack_weight(kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> P
         tensors["weight"] = _interleave(q.to(torch.int8), together)
         tensors["scale"] = scale
         tensors["sum"] = q.sum(dim=1).to(torch.int32)
-    return PackedWeight(kind, num_out, num_in, columns, tensors)
+    return PackedWeight(kind, num_out, num_in, columns, {name: _memory.copy(t) for name, t in tensors.items()})
 
 
 def _interleave(q: torch.Tensor, together: int) -> torch.Tensor:

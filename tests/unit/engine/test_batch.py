@@ -43,16 +43,18 @@ class Stream:
     def done(self) -> bool:
         return len(self.ids) >= len(self.prompt) + self.num_tokens
 
+    def context(self, round_: int) -> Context:
+        return Context(
+            self.name, self.held, self.ids[self.held :], len(self.prompt), len(self.ids), SamplingParams(), round_
+        )
+
     def next_call(self) -> VerifyJob:
         self.round += 1
         text = self.ids
         for _ in range(int(self.rng.integers(0, 6))):
             right = self.rng.random() < 0.8
             text = np.append(text, next_id(text) if right else self.rng.integers(VOCAB)).astype(np.int32)
-        context = Context(
-            self.name, self.held, self.ids[self.held :], len(self.prompt), len(self.ids), SamplingParams(), self.round
-        )
-        self.job = VerifyJob(context, [Draft(text[len(self.ids) :])], 1, 64, False)
+        self.job = VerifyJob(self.context(self.round), [Draft(text[len(self.ids) :])], 1, 64, False)
         return self.job
 
     def take(self, verdict: Verdict) -> None:
@@ -80,7 +82,8 @@ class Stream:
 def test_text_is_the_models_and_every_call_is_answered_however_little_memory_there_is(
     seed: int, num_streams: int, page: int, num_pages: int, max_rows: int
 ) -> None:
-    """Shared prompts, rejected drafts, preemption, rows and pages both short: no livelock, no foreign token."""
+    """Shared prompts, rejected drafts, preemption, rows and pages both short: no livelock, no foreign token. Some calls
+    are expected first, early or when another is still under way."""
     rng = np.random.default_rng(seed)
     capacity = num_pages * page
     batch, clock, _ = make(
@@ -112,6 +115,8 @@ def test_text_is_the_models_and_every_call_is_answered_however_little_memory_the
             elif stream.job is None and stream.pause == 0:
                 batch.attach(stream.next_call())
             stream.pause = max(0, stream.pause - 1)
+            if rng.random() < 0.3:
+                batch.expect(stream.context(stream.round + int(rng.integers(3))))
         if not batch.step():
             clock.now += 0.2
         batch.kv.check_integrity()

@@ -11,11 +11,11 @@ import torch
 from actors.drafters.model import DraftJob
 from actors.engine.jobs import PrefixMissing, ReplicaFull, SequenceRejected, StaleCall
 from actors.engine.step import StepInput
-from actors.messages import Context
+from actors.messages import Context, Draft, Ids, Verdict
 from actors.sampling.params import SamplingParams
 from actors.verifier import VerifyJob
 from tests.unit.engine.fakes import VOCAB, Decode, Runner, call, run
-from tests.unit.engine.hashing import make
+from tests.unit.engine.hashing import Hashing, make, next_id
 
 
 def test_a_replica_whose_sequences_all_run_refuses_another_and_takes_it_later() -> None:
@@ -160,3 +160,38 @@ def test_a_verdict_tells_a_request_that_never_fits_from_a_failure(num_tokens: in
     assert verdict.rejected is rejected
     assert verdict.error is not None
     assert ("kv_tokens=160" if rejected else "out of memory") in verdict.error
+
+
+def test_an_expected_call_that_never_comes_changes_no_later_answer_and_one_that_is_wrong_changes_nothing() -> None:
+    runner = Hashing(20, 16)
+    batch, _, _ = make(runner, kv_tokens=320)
+    ids = np.arange(10, dtype=np.int32)
+
+    def ask(context: Context, drafted: list[int]) -> Verdict:
+        job = VerifyJob(context, [Draft(np.array(drafted, np.int32))], 1, 64, False)
+        batch.attach(job)
+        while batch.num_active:
+            batch.step()
+        return job.future.result()
+
+    def told(start: int, tokens: Ids, num_committed: int, round_: int) -> Context:
+        return Context("s", start, tokens[start:], 10, num_committed, SamplingParams(), round_)
+
+    batch.expect(told(0, ids, 10, 1))
+    assert batch.num_sequences == 0  # it opens nothing: who would close it?
+    first = ask(told(0, ids, 10, 1), [1, 2])
+    truth = np.append(ids, first.tokens).astype(np.int32)
+    held = batch._table["s"].ids.view().tolist()
+    for wrong in (
+        told(10, np.append(truth, 7).astype(np.int32), len(truth), 2),  # of a tier between: not decided yet
+        told(10, np.append(ids, VOCAB).astype(np.int32), 11, 2),
+        told(0, ids[:0], 0, 2),
+        told(0, ids, 10, 0),
+    ):
+        batch.expect(wrong)
+        assert batch._table["s"].ids.view().tolist() == held
+    batch.expect(told(10, truth, len(truth), 2))
+    assert batch._table["s"].ids.view().tolist() == truth.tolist()
+    verdict = ask(told(10, truth, len(truth), 3), [])
+    assert verdict.tokens.tolist() == [next_id(truth)]
+    batch.kv.check_integrity()

@@ -102,9 +102,20 @@ INLINE void prepare(const Linear *w, const float *x, const Workspace *s, int64_t
     if (bytes) quantise_row(w, x, (char *)s->values + row * bytes, s->scale + row);
 }
 
-/* x += what the linear's rows come to over all ranks (+ bias), through a norm if the model has one there. */
-static int add_linear(const Model *model, const Linear *w, const float *norm, const float *in, int64_t ld_in,
-                      const Workspace *s, int64_t rows, Team *team, int thread, int *failed) {
+/* Wait for the other ranks, and meanwhile fetch what a thread reads first of `next`, the linear that follows: no more
+ * than half of a common second-level cache holds. */
+static int meet_ranks(Exchange *exchange, const Linear *next, int threads) {
+    enum { MOST_AHEAD = 1 << 20 };
+    int64_t from, to;
+    share((next->num_out + LANES - 1) / LANES, 0, threads, &from, &to);
+    const int64_t bytes = (to - from) * block_bytes(next);
+    return exchange_meet(exchange, next->weight, bytes < MOST_AHEAD ? bytes : MOST_AHEAD);
+}
+
+/* x += what the linear's rows come to over all ranks (+ bias), through a norm if the model has one there. `next` is the
+ * linear that follows. */
+static int add_linear(const Model *model, const Linear *w, const Linear *next, const float *norm, const float *in,
+                      int64_t ld_in, const Workspace *s, int64_t rows, Team *team, int thread, int *failed) {
     const int64_t hidden = model->hidden;
     const int threads = team->num_threads;
     Exchange *const exchange = model->exchange;
@@ -119,20 +130,23 @@ static int add_linear(const Model *model, const Linear *w, const float *norm, co
         part.bias = NULL;
         linear(&part, in, ld_in, s, rows, exchange_slot(exchange, exchange->rank), hidden, NULL, thread, threads);
         meet(team);
-        if (thread == 0 && exchange_meet(exchange)) *failed = 1;
+        if (thread == 0 && meet_ranks(exchange, next, threads)) *failed = 1;
         meet(team);
         if (*failed) return -1;
         int64_t from, to;
         share(rows, thread, threads, &from, &to);
-        for (int64_t row = from; row < to; row++)
-            for (int64_t i = 0; i < hidden; i++) {
-                const int64_t at = row * hidden + i;
-                float sum = exchange_slot(exchange, 0)[at];
-                for (int32_t r = 1; r < exchange->num_ranks; r++) sum += exchange_slot(exchange, r)[at];
-                if (w->bias) sum += w->bias[i];
-                if (norm) s->added[at] = sum;
-                else s->x[at] += sum;
+        for (int64_t row = from; row < to; row++) {
+            float *const added = s->added + row * hidden, *const x = s->x + row * hidden;
+            memcpy(added, exchange_slot(exchange, 0) + row * hidden, sizeof(float) * hidden);
+            for (int32_t r = 1; r < exchange->num_ranks; r++) {
+                const float *const part = exchange_slot(exchange, r) + row * hidden;
+                for (int64_t i = 0; i < hidden; i++) added[i] += part[i];
             }
+            if (w->bias)
+                for (int64_t i = 0; i < hidden; i++) added[i] += w->bias[i];
+            if (!norm)
+                for (int64_t i = 0; i < hidden; i++) x[i] += added[i];
+        }
         meet(team);
         if (thread == 0) exchange->turn++;
     }
@@ -222,7 +236,7 @@ static void head(const Model *model, const Workspace *s, int64_t num, float *log
         linear(w, s->normed + first * model->hidden, model->hidden, &part, rows,
                exchange_slot(exchange, exchange->rank), w->num_out, NULL, thread, threads);
         meet(team);
-        if (thread == 0 && exchange_meet(exchange)) *failed = 1;
+        if (thread == 0 && exchange_meet(exchange, NULL, 0)) *failed = 1;
         meet(team);
         if (*failed) return;
         if (exchange->rank == 0)
@@ -310,8 +324,8 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
                     prepare(&layer->out, s->attended + row * ld_attended, s, row);
                 meet(team);
             }
-            ok = !add_linear(model, &layer->out, layer->after_attention, s->attended, ld_attended, s, rows, team,
-                             thread, &failed);
+            ok = !add_linear(model, &layer->out, &layer->gate_up, layer->after_attention, s->attended, ld_attended, s,
+                             rows, team, thread, &failed);
             if (!ok) break;
             for (int64_t row = thread; row < rows; row += threads) {
                 norm_row(s->x + row * hidden, layer->mlp_norm, model->epsilon, (int32_t)hidden, s->normed + row * hidden);
@@ -327,7 +341,9 @@ int forward(const Model *model, const Step *step, const Workspace *s, float *log
                 prepare(&layer->down, gate, s, row);
             }
             meet(team);
-            ok = !add_linear(model, &layer->down, layer->after_mlp, s->gate_up, 2 * inner, s, rows, team, thread,
+            const Linear *const next =
+                l + 1 < num_layers ? &model->layers[step->layers ? step->layers[l + 1] : l + 1].qkv : &model->head;
+            ok = !add_linear(model, &layer->down, next, layer->after_mlp, s->gate_up, 2 * inner, s, rows, team, thread,
                              &failed);
             const int32_t place = model->plane ? model->plane_places[layer - model->layers] : -1;
             if (ok && place >= 0)

@@ -33,6 +33,17 @@ int64_t row_bytes(const Linear *w) {
     }
 }
 
+/* Of the weights of 16 channels, which lie behind one another. */
+int64_t block_bytes(const Linear *w) {
+    const int64_t weights = (int64_t)w->num_in_padded * LANES;
+    switch (w->kind) {
+    case W_FP32: return weights * 4;
+    case W_BF16: return weights * 2;
+    case W_INT4: return weights / 2;
+    default: return weights;
+    }
+}
+
 /* A row of int4's int16 values: sums over groups behind them, and with VNNI high parts and rests apart. */
 static void finish_int4(void *values, int32_t padded) {
     int16_t *const x = values;
@@ -122,8 +133,11 @@ INLINE void finish(const Linear *w, vf acc, int64_t block, float *out, const flo
 /* ---- float kinds ------------------------------------------------------------------------------------------- */
 
 /* Tiles go through memory in several streams that start anew with every tile, which hardware prefetchers are slow
- * to notice: while a tile is worked on, the next one is fetched into the second-level cache. */
+ * to notice: while a tile is worked on, what follows in each stream, or in the next tile's, is fetched into the
+ * second-level cache; of the float kinds, which wait for memory most, AHEAD bytes before it is needed, of the others a
+ * tile before. */
 #define FETCH(p) __builtin_prefetch((p), 0, 2)
+#define AHEAD 2048
 
 INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int NB, const float *x, int64_t ld_x,
                        float *out, int64_t ld_out, const float *residual, int64_t block) {
@@ -139,8 +153,10 @@ INLINE void tile_float(const Linear *w, const int bf16, const int MR, const int 
         vf b[8];
 #pragma GCC unroll 8
         for (int n = 0; n < NB; n++) {
-            if (!bf16) FETCH(wf + ((NB + n) * K + k) * LANES);
-            else if (k % 2 == 0) FETCH(wh + ((NB + n) * K + k) * LANES);
+            const int64_t at = k * LANES + AHEAD / (bf16 ? 2 : 4), end = K * LANES;
+            const int64_t next = at < end ? n * end + at : (NB + n) * end + at - end;
+            if (!bf16) FETCH(wf + next);
+            else if (k % 2 == 0) FETCH(wh + next);
         }
 #pragma GCC unroll 8
         for (int n = 0; n < NB; n++)

@@ -28,6 +28,7 @@ typedef struct {
 } Quantised;
 
 int64_t row_bytes(const Linear *w);
+int64_t block_bytes(const Linear *w);
 void quantise_row(const Linear *w, const float *x, void *values, float *scale);
 
 /* Channels of 16 [block0, block1) of every row. `residual` (may be NULL) is added; it may be `out` itself. */
@@ -84,6 +85,6 @@ typedef struct {
 } Exchange;
 
 float *exchange_slot(const Exchange *exchange, int32_t rank);
-int exchange_meet(Exchange *exchange);
+int exchange_meet(Exchange *exchange, const char *ahead, int64_t ahead_bytes);
 
 #endif
