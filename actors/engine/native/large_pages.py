@@ -5,8 +5,10 @@ Measured on a virtual machine (pages of 4 KiB and of 2 MiB, a core that reads we
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -23,16 +25,18 @@ class LargePages:
         self._chunk = memoryview(b"")
         self._used = 0
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values, contiguous, in memory that lives as long as any tensor of its chunk."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        if num_bytes == 0:
-            return tensor
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor whose memory lives as long as any tensor of its chunk."""
+        count = math.prod(shape)
+        if count == 0:
+            return torch.zeros(*shape, dtype=dtype)
         with self._lock:
-            place = self._take(-(-num_bytes // _LINE_BYTES) * _LINE_BYTES)
-        there = torch.frombuffer(place, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
-        there.copy_(tensor)
-        return there
+            place = self._take(-(-count * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES)
+        return torch.frombuffer(place, dtype=dtype, count=count).view(*shape)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values, contiguous."""
+        return self.zeros(tensor.shape, tensor.dtype).copy_(tensor)
 
     def _take(self, num_bytes: int) -> memoryview:
         if self._used + num_bytes > len(self._chunk):
