@@ -546,7 +546,7 @@ def test_faults_that_are_planted_are_seen(
     """The test above would fail; fewer tokens are enough for that."""
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        text, told, _ = law_texts(alley, way, 100)
+        text, told, _ = law_texts(alley, way, 200)
     assert min(text.p_value, told.p_value) < P_MIN, (text.p_values(), told.p_values())
 
 
