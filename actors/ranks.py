@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # imported late: they pull in PyTorch, which must first see i
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"  # where ranks of one machine meet
 LOAD_TIMEOUT_S = 1800.0  # ranks may wait for each other this long while they read their weights
 
 
@@ -188,7 +189,7 @@ class RankWorker(LeasedActor):
         runner: BroadcastRunner | None = None
         if meeting is not None:
             group = self._join(meeting)
-            local = self._load_shard(group)
+            local = self._load_shard(group, on_one_machine=meeting.host == LOOPBACK)
             channel = self._channel(group)
             timeout_s = self._spec.step_timeout_s
             if self._rank > 0:
@@ -216,7 +217,7 @@ class RankWorker(LeasedActor):
 
     def _join(self, meeting: Rendezvous) -> dist.ProcessGroup:
         """The group that steps run over; its collectives fail after `step_timeout_s`."""
-        if meeting.host == "127.0.0.1" and "lo" in (name for _, name in socket.if_nameindex()):
+        if meeting.host == LOOPBACK and "lo" in (name for _, name in socket.if_nameindex()):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # one node: nothing needs to be reachable from outside
         # DeepSpeed names its shared memory by these.
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting.host, str(meeting.port)
@@ -230,7 +231,7 @@ class RankWorker(LeasedActor):
         assert group is not None
         return group
 
-    def _grain(self, model: Any) -> int:
+    def _grain(self, model: Any, on_one_machine: bool) -> int:
         """How MLPs are cut."""
         from actors.engine.native.anatomy import is_fusable
         from actors.engine.native.exchange import FETCHED_BYTES
@@ -238,12 +239,14 @@ class RankWorker(LeasedActor):
         from actors.loading.sharded import GRAIN, mlp_grain
 
         spec = self._spec
-        if spec.device != "cpu" or spec.kernels != "native" or not is_fusable(model):
-            return GRAIN  # nothing is fetched ahead
+        if not on_one_machine or spec.device != "cpu" or spec.kernels != "native" or not is_fusable(model):
+            return GRAIN  # nothing is fetched while others are waited for
+        if spec.num_threads != 1:  # by one thread of each rank
+            return GRAIN
         config = model.config.get_text_config()
         return mlp_grain(config, spec.tensor_parallel_size, BYTES[spec.weights], FETCHED_BYTES)
 
-    def _load_shard(self, group: dist.ProcessGroup) -> ModelRunner:
+    def _load_shard(self, group: dist.ProcessGroup, on_one_machine: bool) -> ModelRunner:
         import torch
         import torch.distributed as dist
 
@@ -254,7 +257,7 @@ class RankWorker(LeasedActor):
         if self._spec.num_threads is not None:
             torch.set_num_threads(self._spec.num_threads)
         model = load_model(self._spec)
-        shard(model, self._spec.tensor_parallel_size, group, grain=self._grain(model))
+        shard(model, self._spec.tensor_parallel_size, group, grain=self._grain(model, on_one_machine))
         spec = self._spec if self._rank == 0 else replace(self._spec, feature_layers=())  # one rank keeps them for all
         local = make_runner(model, spec)
         dist.barrier()  # patient; from here on the ranks are in step and `group`'s short timeout may hold

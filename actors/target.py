@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.messages import ReplicaInfo
-from actors.ranks import RankWorker
+from actors.ranks import LOOPBACK, RankWorker
 from actors.spec import InlineTier, ModelSpec
 from actors.watch import WatchSpec
 from actors.wire.access import Endpoint
@@ -164,7 +164,7 @@ class TargetGroup:
                 meeting = None
                 if size > 1:
                     nodes = await asyncio.gather(*(rank.locate.remote() for rank in self._ranks))
-                    host = "127.0.0.1" if len(set(nodes)) == 1 else nodes[0]
+                    host = LOOPBACK if len(set(nodes)) == 1 else nodes[0]
                     meeting = await self._ranks[0].rendezvous.remote(host)
                 infos = await asyncio.gather(*(rank.start.remote(meeting) for rank in self._ranks))
                 self._endpoint = await self._ranks[0].listen.remote()

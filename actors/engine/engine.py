@@ -70,8 +70,10 @@ class Engine:
             self._drain_commands(None)
 
     def expect(self, context: Context) -> None:
-        """A job with this context is to be submitted, if all goes well: make its sequence ready between two steps."""
-        self._commands.put(partial(self._batch.expect, context))
+        """A job with this context is to be submitted, if all goes well: make its sequence ready while there is nothing
+        else to do."""
+        if not self._batch.num_active and self._commands.empty():  # no place of a call is taken up by it
+            self._commands.put(partial(self._batch.expect, context))
 
     def close(self, sequence_id: str, truth: Ids | None = None) -> None:
         """Forget a sequence and free its pages; unknown ids are ignored.

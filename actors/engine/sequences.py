@@ -159,9 +159,11 @@ class SequenceTable:
             return
         if context.start > len(sequence.ids) or context.round < sequence.round:
             return
+        common = context.start + _num_common(sequence.ids.view(context.start), context.tokens)
+        if common == context.num_tokens:  # it is there; what follows it may yet be decided
+            return
         self._drop_provisional(sequence)
         sequence.notes = None  # they are of what the sequence was until now
-        common = context.start + _num_common(sequence.ids.view(context.start), context.tokens)
         self._rewind(sequence, context, context.tokens, common, num_known=0)
 
     def detach(self, sequence: Sequence) -> None:
@@ -214,6 +216,8 @@ class SequenceTable:
                     f"a tree of {num_draft} tokens is larger than what a step has room for, {self._spec.tree_rows}: "
                     "draft a smaller one, or raise max_batch_tokens"
                 )
+        if context.start < 0:
+            raise SequenceRejected(f"the context starts at {context.start}; positions are counted from 0")
         if context.num_tokens == 0:
             raise SequenceRejected("the context is empty; a sequence needs at least one token")
         if longest > self._max_context_tokens:

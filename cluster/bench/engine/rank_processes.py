@@ -17,13 +17,12 @@ from types import TracebackType
 from typing import Self
 
 from actors.messages import Ids
-from actors.ranks import RankWorker, Rendezvous
+from actors.ranks import LOOPBACK, RankWorker, Rendezvous
 from actors.spec import ModelSpec
 from actors.verifier import Verifier
 from cluster.bench.engine.decode import Decoded, decode
 from cluster.bench.quiet import quiet_transformers
 
-LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 600.0
 DECODE_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 15.0

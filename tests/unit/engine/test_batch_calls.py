@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -187,6 +188,8 @@ def test_an_expected_call_that_never_comes_changes_no_later_answer_and_one_that_
         told(10, np.append(ids, VOCAB).astype(np.int32), 11, 2),
         told(0, ids[:0], 0, 2),
         told(0, ids, 10, 0),
+        replace(told(0, ids, 10, 2), start=-5),
+        told(0, ids, 10, 2),  # it is all there, and what follows it may yet be decided
     ):
         batch.expect(wrong)
         assert batch._table["s"].ids.view().tolist() == held

@@ -139,6 +139,46 @@ def test_calls_beyond_what_can_wait_are_refused_at_once_and_closes_are_not(make:
     assert closed == ["a"]
 
 
+def test_an_expected_call_takes_no_place_of_one_that_has_come(make: Make) -> None:
+    engine, runner = make(max_sequences=1)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        go_on.wait(60)
+
+    runner.before_step[0] = hold
+    first, second = call("a", 4, num_steps=2), call("a", 4, round=2)
+    engine.submit(first)
+    assert entered.wait(30)
+    for round_ in range(3, 9):
+        engine.expect(call("a", 4, round=round_).context)
+    assert engine.stats().extra["num_waiting_calls"] == 0
+    engine.submit(second)
+    go_on.set()
+    assert second.future.result(30) == "done"
+
+
+def test_a_fault_while_a_call_is_expected_touches_no_call(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make()
+    failed = threading.Event()
+
+    def fail(context: Context) -> None:
+        failed.set()
+        raise RuntimeError("boom")
+
+    first = call("a", 4)
+    engine.submit(first)
+    assert first.future.result(30) == "done"
+    engine.check_integrity()  # nothing is under way any more
+    monkeypatch.setattr(engine._batch._table, "expect", fail)
+    engine.expect(call("a", 6, round=2).context)
+    good = call("a", 6, round=2)
+    engine.submit(good)
+    assert good.future.result(30) == "done"
+    assert failed.is_set()
+
+
 def test_a_refused_verify_call_raises_and_a_refused_proposal_is_an_empty_draft(make: Make) -> None:
     """The one must go elsewhere, the other can be done without."""
     engine, runner = make(max_sequences=1)

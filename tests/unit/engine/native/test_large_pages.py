@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import threading
+import weakref
 
 import pytest
 import torch
@@ -40,6 +43,27 @@ def test_a_view_is_copied_in_its_own_order_and_nothing_needs_no_memory() -> None
     view = torch.arange(12).view(3, 4).T
     assert torch.equal(memory.copy(view), view)
     assert memory.copy(torch.empty(0, 5)).shape == (0, 5)
+
+
+def test_what_is_large_goes_with_its_tensor() -> None:
+    memory = LargePages()
+    small = memory.copy(torch.ones(8))
+    large = memory.copy(torch.ones(4096))
+    chunk = weakref.ref(large.untyped_storage())
+    assert memory.copy(torch.ones(8)).data_ptr() - small.data_ptr() == 64  # the chunk goes on
+    del large
+    gc.collect()
+    assert chunk() is None
+
+
+def test_a_system_without_large_pages_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *args: int) -> None:
+            raise OSError(errno.EINVAL, "no such advice")
+
+    monkeypatch.setattr(large_pages.mmap, "mmap", Refusing)
+    assert torch.equal(LargePages().copy(torch.arange(5)), torch.arange(5))
+    assert LargePages().copy(torch.tensor(3.0)).item() == 3.0
 
 
 def test_threads_that_load_at_once_get_memory_of_their_own() -> None:
