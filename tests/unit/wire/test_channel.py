@@ -405,7 +405,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_bring_it() -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_bring_it(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first part leaves a little later, or with the second if that is there by then."""
+    monkeypatch.setattr("cluster.channel.ANNOUNCED_AFTER_S", 0.001 if early else 3600.0)
+
     async def body(worker: Worker, endpoint: Endpoint) -> None:
         begun, parts = announced(worker)
         channel = await Channel.connect(endpoint)
@@ -413,8 +419,9 @@ def test_a_call_in_two_parts_begins_when_the_second_is_there_and_nobody_has_to_b
         answer = channel.announce(Kind.VERIFY, b"first", part)
         await channel.call(Kind.CLOSE, b"s")
         (caller,) = worker.callers
-        await until(lambda: caller._announced)  # the first part has come over
-        assert not begun
+        if early:
+            await until(lambda: caller._announced)
+        assert bool(caller._announced) == early and not begun
         part.set_result(b"second")
         await until(lambda: begun)
         assert parts == [b"second"]
@@ -451,32 +458,22 @@ def test_a_call_whose_second_part_will_not_come_is_forgotten_by_the_actor(how: s
     run(body)
 
 
-@pytest.mark.parametrize("parted", [False, True])
-def test_the_first_part_of_a_call_waits_a_little_but_never_longer_than_for_the_second(
-    parted: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_call_that_is_abandoned_before_its_first_part_has_left_is_never_heard_of(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cluster.channel.ANNOUNCED_AFTER_S", 3600.0)
 
     async def body(worker: Worker, endpoint: Endpoint) -> None:
-        begun, parts = announced(worker)
+        _, parts = announced(worker)
         channel = await Channel.connect(endpoint)
         part = Reply(asyncio.get_running_loop())
-        answer = channel.announce(Kind.VERIFY, b"first", part)
+        channel.announce(Kind.VERIFY, b"first", part).cancel()
+        await asyncio.sleep(0)
+        assert not part.taps
+        part.set_result(b"too late")
         await channel.call(Kind.CLOSE, b"s")
         (caller,) = worker.callers
-        assert not caller._announced
-        if parted:
-            part.set_result(b"second")
-            await until(lambda: begun)
-            begun[0].set_result(Draft(np.array([7], np.int32)))
-            assert decode_draft(await answer).tokens.tolist() == [7]
-        else:
-            answer.cancel()
-            await asyncio.sleep(0)
-            assert not part.taps
-            part.set_result(b"too late")
-        await channel.call(Kind.CLOSE, b"s")
-        assert (parts, caller._announced, len(caller._early)) == ([b"second"] if parted else [], {}, 0)
+        assert (parts, caller._announced, len(caller._early)) == ([], {}, 0)
 
     run(body)
 
