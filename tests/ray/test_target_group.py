@@ -113,13 +113,13 @@ class Bare:
     def __init__(self, spec: ModelSpec, rank: int, port: int) -> None:
         import torch
 
-        from actors.ranks import RankWorker, Rendezvous
+        from actors.ranks import LOOPBACK, RankWorker, Rendezvous
 
         torch.set_num_threads(1)
         worker = RankWorker(spec, rank)
         if rank == 0:
             worker._store = torch.distributed.TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
-        self.runner = worker._load_shard(worker._join(Rendezvous("127.0.0.1", port)))
+        self.runner = worker._load_shard(worker._join(Rendezvous(LOOPBACK, port)), on_one_machine=True)
 
     def logits(self, chunk: int) -> np.ndarray:
         from actors.engine.step import StepInput
