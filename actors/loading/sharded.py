@@ -73,9 +73,11 @@ def sum_in_rank_order(partial: torch.Tensor, group: dist.ProcessGroup | None) ->
 
 def num_kv_heads(model: nn.Module) -> int:
     """KV heads of the whole model, from its configuration."""
-    config: Any = cast(Any, model).config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(heads)
+    return _kv_heads(cast(Any, model).config.get_text_config())
+
+
+def _kv_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def mlp_grain(config: Any, world_size: int, weight_bytes: float, fetched_bytes: int) -> int:
@@ -84,7 +86,7 @@ def mlp_grain(config: Any, world_size: int, weight_bytes: float, fetched_bytes: 
     Where one of two ranks has a KV head more, the other waits for it in every layer, and reads up to `fetched_bytes` of
     its part of the MLP meanwhile (`src/forward.c`): its part may be so much larger. `weight_bytes` of each weight.
     """
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    heads = _kv_heads(config)
     if world_size != 2 or heads % 2 == 0:
         return GRAIN
     hidden, inner = int(config.hidden_size), int(config.intermediate_size)

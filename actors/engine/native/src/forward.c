@@ -105,7 +105,7 @@ INLINE void prepare(const Linear *w, const float *x, const Workspace *s, int64_t
 /* Wait for the other ranks, and meanwhile fetch what a thread reads first of `next`, the linear that follows: no more
  * than half of a common second-level cache holds. */
 static int meet_ranks(Exchange *exchange, const Linear *next, int threads) {
-    enum { MOST_AHEAD = 1 << 20 };
+    enum { MOST_AHEAD = 1 << 20 }; /* FETCHED_BYTES in exchange.py, by which the ranks' parts are cut */
     int64_t from, to;
     share((next->num_out + LANES - 1) / LANES, 0, threads, &from, &to);
     const int64_t bytes = (to - from) * block_bytes(next);
